@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use comfy_table::Table;
 use serde::{Deserialize, Serialize};
 use unslow_bypass::channel::{self, Choice, Rule};
 use unslow_bypass::endpoint;
@@ -17,6 +16,7 @@ use unslow_bypass::listing;
 use unslow_bypass::sockmap::Sockmap;
 
 use crate::output::{Output, style};
+use crate::table::table;
 
 /// What is loaded into the program.
 const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_preload.so"));
@@ -352,23 +352,15 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
         if server.connections.is_empty() {
             continue;
         }
-        let mut table = Table::new();
-        table.load_preset(comfy_table::presets::NOTHING);
-        table.set_header(["fd", "peer", "client pid", "uid", "read bytes", "written bytes", "waiting bytes"]);
+        let titles = ["fd", "peer", "client pid", "uid", "read bytes", "written bytes", "waiting bytes"];
+        let mut rows = vec![titles.map(String::from).to_vec()];
         for c in &server.connections {
             let numbers = [c.read_bytes, c.written_bytes, c.waiting_bytes].map(|n| n.to_string());
             let [read, written, waiting] = numbers;
-            table.add_row([
-                c.fd.to_string(),
-                c.peer.clone(),
-                c.client_pid.to_string(),
-                c.client_uid.to_string(),
-                read,
-                written,
-                waiting,
-            ]);
+            let who = [c.fd.to_string(), c.peer.clone(), c.client_pid.to_string(), c.client_uid.to_string()];
+            rows.push(who.into_iter().chain([read, written, waiting]).collect());
         }
-        writeln!(text, "{table}")?;
+        text += &table(&rows);
     }
     output.print(&text)?;
     Ok(0)

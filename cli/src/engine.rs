@@ -4,7 +4,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use unslow_engine::{CATALOG, KAFKA_VERSION, find, install, install_kafka, installed, kafka_installed, on_path};
 
-use crate::output::{Output, style};
+use crate::output::Output;
+use crate::table::table;
 
 /// Its name here: not among the servers that `--server` takes.
 const KAFKA: &str = "kafka-4.1";
@@ -97,15 +98,12 @@ impl EngineArguments {
             output.print_json(&Engines { schema: "unslow.engines/1", engines: rows })?;
             return Ok(0);
         }
-        for row in &rows {
-            let (mark, state) =
-                if row.installed { (style::GOOD, "installed") } else { (style::FAINT, "can be installed") };
-            output.print(&format!(
-                "{:<11} {mark}{state:<16}{mark:#} {}\n",
-                row.name,
-                row.version.as_deref().map_or(row.about.clone(), |v| format!("{v:<14} {}", row.about))
-            ))?;
+        let mut lines = vec![["engine", "state", "version", "about"].map(String::from).to_vec()];
+        for row in rows {
+            let state = if row.installed { "installed" } else { "can be installed" };
+            lines.push(vec![row.name, state.into(), row.version.unwrap_or_default(), row.about]);
         }
+        output.print(&table(&lines))?;
         Ok(0)
     }
 }

@@ -12,7 +12,8 @@ use unslow_lab::launch::{self, Order};
 use unslow_lab::topology::parse_duration;
 use unslow_units::{time, time_rough_s, time_us};
 
-use crate::output::{Output, style, table};
+use crate::output::{Output, style};
+use crate::table::table;
 
 #[derive(Args)]
 pub struct LabArguments {
@@ -381,10 +382,12 @@ fn list(output: &Output) -> anyhow::Result<u8> {
         output.print_json(&json!({ "schema": "unslow.faults/1", "faults": rows }))?;
         return Ok(0);
     }
-    let mut rows = vec![["fault", "target", "value", "what happens", "the doctor's rule"].map(String::from).to_vec()];
+    let mut rows = vec![["fault", "what happens", "target and value", "the doctor's rule"].map(String::from).to_vec()];
     for fault in ALL {
-        let value = fault.value.map(|(what, default)| format!("{what} ({default})")).unwrap_or_default();
-        let row = [fault.name, fault.takes.words(), &value, fault.about, fault.rule.unwrap_or("")];
+        let value = fault.value.map(|(what, default)| format!("{what} ({default})"));
+        let takes = Some(fault.takes.words().to_string()).filter(|target| !target.is_empty());
+        let takes: Vec<String> = takes.into_iter().chain(value).collect();
+        let row = [fault.name, fault.about, &takes.join("; "), fault.rule.unwrap_or("")];
         rows.push(row.map(String::from).to_vec());
     }
     output.print(&table(&rows))?;

@@ -26,6 +26,7 @@ mod record;
 mod server;
 mod silences;
 mod sink;
+mod table;
 mod toml_text;
 mod top;
 mod typed;

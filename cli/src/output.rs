@@ -121,26 +121,6 @@ pub fn writable(path: &Path) -> anyhow::Result<()> {
     crate::files::check(path)
 }
 
-/// Columns that line up, the first row in bold; as wide as they need to be, so that a pipe keeps every word.
-pub fn table(rows: &[Vec<String>]) -> String {
-    let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
-    table.set_content_arrangement(comfy_table::ContentArrangement::Disabled);
-    for row in rows {
-        table.add_row(row);
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    let mut out = String::new();
-    for (i, line) in table.lines().enumerate() {
-        let line = line.trim_end().to_string();
-        let title = style::TITLE;
-        out += &if i == 0 { format!("{title}{line}{title:#}\n") } else { line + "\n" };
-    }
-    out
-}
-
 /// See [`Output::spinner`].
 pub struct Spinner {
     bar: Option<ProgressBar>,

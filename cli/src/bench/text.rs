@@ -5,7 +5,8 @@ use std::fmt::Write;
 use unslow_bench::{Arrivals, CommandRun, Comparison, Latency, Report, Run, Side};
 use unslow_units::{count, percent, time_us};
 
-use crate::output::{style, table};
+use crate::output::style;
+use crate::table::table;
 
 /// The report for people.
 pub fn report(report: &Report, verbose: bool) -> String {

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use unslow_drill::case::Report;
 
-use crate::output::{style, table};
+use crate::output::style;
+use crate::table::table;
 
 /// Columns and rows, the first column being what it was measured with.
 pub fn rows(report: &Report) -> Vec<Vec<String>> {

@@ -18,6 +18,7 @@ use unslow_units::time_rough_s;
 
 use crate::output::{Output, style, writable};
 use crate::reach::Reach;
+use crate::table::table;
 
 #[derive(Args)]
 #[command(
@@ -280,17 +281,12 @@ fn list(output: &Output) -> anyhow::Result<u8> {
         output.print_json(&json!({"drills": drills.iter().map(one).collect::<Vec<_>>()}))?;
         return Ok(0);
     }
+    let mut rows = vec![["drill", "what it does", "faults", "variants"].map(String::from).to_vec()];
     for drill in &drills {
-        let name = &drill.name;
         let variants: Vec<&str> = drill.variants.iter().map(|(l, _)| l.as_str()).collect();
-        output.print(&format!(
-            "{name:<20} {}\n{:<20} faults: {}; variants: {}\n",
-            drill.about,
-            "",
-            drill.alternatives().join(", "),
-            variants.join("; ")
-        ))?;
+        rows.push(vec![drill.name.clone(), drill.about.clone(), drill.alternatives().join(", "), variants.join("; ")]);
     }
+    output.print(&table(&rows))?;
     Ok(0)
 }
 

@@ -9,7 +9,8 @@ use unslow_drill::shootout;
 use unslow_drill::spec::Drill;
 use unslow_units::{count, percent, time_us};
 
-use crate::output::{style, table};
+use crate::output::style;
+use crate::table::table;
 
 pub fn word(verdict: Verdict) -> &'static str {
     match verdict {
