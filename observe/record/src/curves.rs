@@ -8,7 +8,8 @@ use unslow_series::{Item, Picked, Row};
 
 use crate::pings::Pings;
 use crate::scheme::{OWN_TOTAL, STALL, Stall, node_series};
-use crate::tape::{Tape, Texts, int};
+use crate::tape::{Tape, Texts};
+use crate::window::int;
 
 /// Buckets of all servers together, at most: 20 MB.
 const BUCKETS_MAX: i64 = 200_000;

@@ -102,7 +102,7 @@ impl Tape {
                 for (field, value) in texts.info(&row).0.iter() {
                     flatten(field, value, &mut set);
                 }
-                let counted = row.values().filter_map(|(name, n)| Pings::of_column(name, crate::tape::int(n)?));
+                let counted = row.values().filter_map(|(name, n)| Pings::of_column(name, crate::window::int(n)?));
                 let times = Pings(counted.collect()).spread(0, 0);
                 if let (Some((_, p50)), Some((_, max))) = (times.get(times.len() / 2), times.last()) {
                     set(PING_P50, f64::from(*p50));

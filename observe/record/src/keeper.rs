@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use unslow_facts::{Host, Node, Own, Seen, SlowEntry};
 use unslow_probe::Round;
+use unslow_probe::host::Counts;
 use unslow_resp::lossy;
 use unslow_series::{Disk, Error, FieldId, SeriesId, Stamp, Value, Writer};
 use unslow_topology::fields_of;
@@ -16,7 +17,7 @@ use crate::notes::{NodeNumber, Note, Saw};
 use crate::pings::Pings;
 use crate::scheme::{
     ASKED, AWAY, Greeted, HOST, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, Part,
-    SENTINEL, SLOW, STALL, STARTED, node_series,
+    SECONDS, SENTINEL, SLOW, STALL, STARTED, node_series,
 };
 
 /// Fields of one node's INFO that are kept at most; a server has some 700 with all command statistics.
@@ -236,6 +237,7 @@ impl<D: Disk> Keeper<D> {
                 self.writer.event(series, *at, SENTINEL, &json(sentinel))
             }
             Note::Host(at, host) => self.host(*at, host),
+            Note::Counts(at, counts) => self.counts(*at, counts),
             Note::Sockets(number, at, sockets) => self.part(*number, *at, Part::Sockets, sockets),
         }
         .map(|()| Told::Nothing)
@@ -264,6 +266,15 @@ impl<D: Disk> Keeper<D> {
     fn host(&mut self, at: Stamp, host: &Host) -> Result<(), Error> {
         let series = self.writer.series(MACHINE)?;
         self.writer.event(series, at, HOST, &json(host))
+    }
+
+    fn counts(&mut self, at: Stamp, counts: &Counts) -> Result<(), Error> {
+        let series = self.writer.series(SECONDS)?;
+        self.row.clear();
+        for (name, n) in counts.numbers().filter(|(name, _)| name.len() <= NAME_MAX).take(ROW_MAX) {
+            self.row.push((self.writer.field(name)?, Value::Int(n)));
+        }
+        self.writer.sample(series, at, &self.row).map(drop)
     }
 
     fn saw(&mut self, number: NodeNumber, at: Stamp, saw: &Saw) -> Result<(), Error> {

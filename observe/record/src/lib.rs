@@ -27,6 +27,7 @@ mod notes;
 mod pings;
 mod recorder;
 mod scheme;
+mod seconds;
 mod tape;
 #[cfg(test)]
 mod tests;

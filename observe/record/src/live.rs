@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, PeerSockets, Rtt, Sample, Seen, SentinelNode};
+use unslow_probe::host::Counts;
 use unslow_resp::lossy;
 use unslow_series::{Error, Stamp};
 use unslow_topology::{Info, Role, fields_of};
@@ -36,6 +37,8 @@ pub struct Live {
     nodes: BTreeMap<NodeNumber, Watched>,
     sentinels: BTreeMap<String, SentinelNode>,
     host: Option<(u64, Host)>,
+    /// The machine's, of the window and one from before it.
+    counts: VecDeque<(Stamp, Counts)>,
     /// What was asked before is not counted, unix time in ms.
     since_ms: i64,
 }
@@ -103,12 +106,13 @@ impl Take for Watching {
 impl Live {
     pub fn new(url: &str, window_ms: i64) -> Live {
         let (url, nodes, sentinels) = (url.to_string(), BTreeMap::new(), BTreeMap::new());
-        Live { url, window_ms, listing: None, nodes, sentinels, host: None, since_ms: 0 }
+        Live { url, window_ms, listing: None, nodes, sentinels, host: None, counts: VecDeque::new(), since_ms: 0 }
     }
 
     pub fn begin_again(&mut self, now: Stamp) {
         self.since_ms = now.wall_ms;
         self.nodes.values_mut().for_each(Watched::begin_again);
+        self.counts.clear();
     }
 
     pub fn take(&mut self, note: &Note) -> Told {
@@ -128,6 +132,13 @@ impl Live {
                 self.sentinels.insert(sentinel.address.clone(), sentinel.clone());
             }
             Note::Host(at, host) => self.host = Some((at.mono_ms, (**host).clone())),
+            Note::Counts(at, counts) => {
+                self.counts.push_back((*at, counts.clone()));
+                let age = |(then, _): &(Stamp, Counts)| at.mono_ms.saturating_sub(then.mono_ms);
+                while self.counts.get(1).is_some_and(|second| age(second) >= self.window_ms as u64) {
+                    self.counts.pop_front();
+                }
+            }
             Note::Saw(number, at, saw) => {
                 let (window_ms, since_ms) = (self.window_ms as u64, self.since_ms);
                 return match self.nodes.get_mut(number) {
@@ -178,11 +189,21 @@ impl Live {
         }
         facts.nodes.sort_by(|a, b| a.address.cmp(&b.address));
         facts.sentinels.extend(self.sentinels.values().cloned());
-        let host =
-            self.host.iter().filter(|(at, host)| now.mono_ms - at.min(&now.mono_ms) < HOST_MS && host.check().is_ok());
-        facts.hosts.extend(host.map(|(_, host)| host.clone()));
+        facts.hosts.extend(self.host(now));
         facts.cost = unslow_probe::cost(&facts.nodes, facts.window_s);
         facts
+    }
+
+    /// The machine as the last look found it, with what was counted in the window.
+    fn host(&self, now: Stamp) -> Option<Host> {
+        let fresh = self.host.as_ref().filter(|(at, _)| now.mono_ms.saturating_sub(*at) < HOST_MS);
+        let mut host = fresh.map(|(_, host)| host.clone())?;
+        if let (Some((begun, first)), Some((ended, last))) = (self.counts.front(), self.counts.back())
+            && ended.mono_ms.saturating_sub(begun.mono_ms) >= SPAN_MS
+        {
+            first.narrow(last, seconds_between(*begun, *ended, true), &mut host);
+        }
+        host.check().is_ok().then_some(host)
     }
 }
 

@@ -1,11 +1,13 @@
 //! What a live view says of what its threads saw.
 
 use std::sync::Arc;
-use unslow_facts::Node;
+use unslow_facts::{Host, Node};
 use unslow_probe::Round;
+use unslow_probe::host::Counts;
 use unslow_series::Stamp;
 use unslow_topology::{DeploymentKind, Role};
 
+use crate::keeper::Told;
 use crate::live::Live;
 use crate::notes::{Note, Saw};
 use crate::pings::Pings;
@@ -130,4 +132,25 @@ fn numbers_that_cannot_be_are_said_where_the_server_stands() {
     let facts = live.facts(at(1_000));
     assert_eq!(facts.nodes.len(), 1);
     assert!(facts.check().is_ok());
+}
+
+#[test]
+fn the_machine_is_that_of_the_window() {
+    let mut live = live(5_000);
+    let counts = |s: u64| {
+        let steal = 200 * s.saturating_sub(10) as i64;
+        let numbers = [("cpu/all", 200 * s as i64), ("cpu/idle", 0), ("cpu/steal", steal)];
+        Counts::of_numbers(numbers.map(|(name, n)| (name.to_string(), n)))
+    };
+    let steal = |live: &Live, now: Stamp| {
+        let host = live.facts(now).hosts.remove(0);
+        (host.steal_share, host.window_s)
+    };
+    live.take(&Note::Host(at(0), Box::new(Host { window_s: 60.0, steal_share: Some(0.1), ..Host::default() })));
+    assert_eq!(steal(&live, at(0)), (Some(0.1), 60.0));
+    let counted = |live: &mut Live, s: u64| live.take(&Note::Counts(at(s * 1000), counts(s)));
+    (0..=10).for_each(|s| assert_eq!(counted(&mut live, s), Told::Nothing));
+    assert_eq!(steal(&live, at(10_100)), (Some(0.0), 5.0));
+    (11..=15).for_each(|s| assert_eq!(counted(&mut live, s), Told::Nothing));
+    assert_eq!(steal(&live, at(15_100)), (Some(1.0), 5.0));
 }

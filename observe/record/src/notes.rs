@@ -6,6 +6,7 @@ use std::sync::mpsc::SyncSender;
 
 use unslow_facts::{Host, Node, Own, PeerSockets, Seen, SentinelNode};
 use unslow_probe::Round;
+use unslow_probe::host::Counts;
 use unslow_series::Stamp;
 
 use crate::pings::Pings;
@@ -30,6 +31,8 @@ pub enum Note {
     Sentinel { url: String, at: Stamp, sentinel: SentinelNode },
     /// What the last minute was like on this machine.
     Host(Stamp, Box<Host>),
+    /// What it and its servers have counted up to now.
+    Counts(Stamp, Counts),
     /// Nothing: the writer looks whether it should end.
     Wake,
     /// What its kernel says of a node's connections.

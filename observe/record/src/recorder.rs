@@ -8,6 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use unslow_client::{Deployment, Error, ErrorKind, Options, Target, discover};
+use unslow_probe::host::{Counted, Counts};
 use unslow_probe::{Salt, SaltError, host};
 use unslow_reactor::{Reactor, Waker};
 use unslow_series::Writer;
@@ -24,6 +25,12 @@ const INQUIRERS: usize = 4;
 const MANY: usize = 100;
 /// Notes that may wait for the disk: some seconds of a thousand nodes.
 const WAITING: usize = 16_384;
+/// From one reading of the machine's counters to the next.
+const COUNT: Duration = Duration::from_secs(1);
+/// Servers whose counters are read in that time.
+const COUNTED_A_SECOND: usize = 50;
+/// Which servers run on this machine is known after this time.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// The store's own clock: it syncs and ends chunks when it is told the time.
 const STORE_TICK: Duration = Duration::from_secs(1);
 
@@ -329,20 +336,33 @@ fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquire
     }
 }
 
-/// One window after the other, as long as a server of ours runs on this machine.
+/// One window after the other, as long as a server of ours runs on this machine; between them its counters. The first
+/// window is short: until it is over nobody knows whose counters to take.
 fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, tell: &dyn Fn(Note)) {
+    let mut servers = Vec::new();
+    let mut lasts = window.min(FIRST_LOOK);
     while !shared.ended.load(Ordering::Acquire) {
         let watch = host::Watch::start();
         let begun = Instant::now();
-        while begun.elapsed() < window {
+        // Of many servers less often: a look at each costs some tens of microseconds.
+        let pause = COUNT * u32::try_from(1 + servers.len() / COUNTED_A_SECOND).unwrap_or(u32::MAX);
+        let mut next = begun;
+        while begun.elapsed() < lasts {
+            if !servers.is_empty() && Instant::now() >= next {
+                tell(Note::Counts(stamp(), Counts::take(&servers)));
+                next += pause;
+            }
+            let wait = if servers.is_empty() { lasts } else { next.saturating_duration_since(Instant::now()) };
             // The end unparks it.
-            std::thread::park_timeout(window.saturating_sub(begun.elapsed()));
+            std::thread::park_timeout(wait.min(lasts.saturating_sub(begun.elapsed())));
             if shared.ended.load(Ordering::Acquire) {
                 return;
             }
         }
+        lasts = window;
         let (numbers, mut nodes): (Vec<_>, Vec<_>) = inquirers.nodes().into_iter().unzip();
         let host = watch.finish(&mut nodes);
+        servers = Counted::of(&host);
         if host.processes.is_empty() {
             continue;
         }

@@ -5,6 +5,7 @@
 //! | URL of a deployment | | | [`LISTING`], [`SENTINEL`] |
 //! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], [`ASKED`], parts |
 //! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`], [`STARTED`] |
+//! | [`SECONDS`] | each second: what the machine and the servers on it have counted | | |
 //!
 //! An event's payload is JSON, except where it says otherwise. Readers pass over what they do not know.
 
@@ -14,6 +15,8 @@ use unslow_topology::{DeploymentKind, Role};
 
 /// The series of the machine that recorded.
 pub const MACHINE: &str = "machine";
+/// The series of its counters ([`unslow_probe::host::Counts`]); no deployment's name has a space.
+pub const SECONDS: &str = "machine seconds";
 /// An event: the deployment's servers, when they change and every few minutes.
 pub const LISTING: &str = "listing";
 /// An event of a deployment: what one of its Sentinels knows.

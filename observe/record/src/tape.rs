@@ -9,15 +9,16 @@ use serde::de::DeserializeOwned;
 use unslow_facts::{
     Facts, Gap, Host, Lack, LaterView, Node, Own, Rtt, Sample, Seen, SentinelNode, SlowEntry, TimeRange,
 };
-use unslow_series::{Damage, Directory, Event, Held, Item, Picked, Reader, Row, Rows, Span, Value};
+use unslow_series::{Damage, Directory, Event, Held, Item, Picked, Reader, Row, Rows, Span};
 use unslow_topology::{ClusterView, Info};
 
 use crate::info;
 use crate::scheme::{
     ASKED, AWAY, Away, Greeted, HOST, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
-    Part, SENTINEL, SLOW, STALL, STARTED, Stall, TELL_AGAIN_MS, node_series,
+    Part, SECONDS, SENTINEL, SLOW, STALL, STARTED, Stall, TELL_AGAIN_MS, node_series,
 };
-use crate::window::{self, Counters, Trail, seconds_between};
+use crate::seconds::{SECONDS_MS, Seconds};
+use crate::window::{self, Counters, Trail, int, seconds_between};
 
 /// Parts are written again at least every ten minutes, and asked for every minute.
 pub const LOOK_BACK_MS: i64 = 11 * 60_000;
@@ -168,6 +169,7 @@ impl Tape {
             listings,
             sentinels: of_kind(&of_deployment, SENTINEL).collect(),
             hosts: of_kind(&of_machine, HOST).collect(),
+            seconds: Seconds::of(self.reader.range(SECONDS, span_ms.start - SECONDS_MS..span_ms.end + SECONDS_MS)),
             starts: self.starts(&of_machine),
             at_ms: span_ms.start,
             end_ms: span_ms.end,
@@ -203,6 +205,7 @@ pub struct Windows<'a> {
     listings: Vec<(i64, Listing)>,
     sentinels: Vec<(i64, SentinelNode)>,
     hosts: Vec<(i64, Host)>,
+    seconds: Seconds<'a>,
     starts: Vec<Start>,
     at_ms: i64,
     end_ms: i64,
@@ -248,14 +251,28 @@ impl Iterator for Windows<'_> {
         let recent = self.sentinels.iter().filter(|(at, _)| window.start - LOOK_BACK_MS < *at && *at < window.end);
         let newest: BTreeMap<&str, &SentinelNode> = recent.map(|(_, s)| (s.address.as_str(), s)).collect();
         facts.sentinels.extend(newest.into_values().cloned());
-        let host = self.hosts.iter().find(|(at, _)| *at >= window.end && *at < window.end + HOST_MS);
-        let host = host.or(self.hosts.iter().rev().find(|(at, _)| window.contains(at)));
-        facts.hosts.extend(host.filter(|(_, host)| host.check().is_ok()).map(|(_, host)| host.clone()));
+        facts.hosts.extend(self.host(&window));
         if facts.hosts.is_empty() {
             facts.notes.push("the servers' machines were not recorded: run unslow record there as well".into());
         }
         facts.cost = unslow_probe::cost(&facts.nodes, (window.end - window.start) as f64 / 1000.0);
         Some(facts)
+    }
+}
+
+impl Windows<'_> {
+    /// The machine in this window: what a look at it found in the minute around, and what was counted in the window.
+    fn host(&mut self, window: &Range<i64>) -> Option<Host> {
+        let counts = self.seconds.of_window(window);
+        let behind = self.hosts.iter().find(|(at, _)| *at >= window.end && *at < window.end + HOST_MS);
+        let around = behind.or(self.hosts.iter().rev().find(|(at, _)| window.contains(at)));
+        // The recorder ended before the minute did: servers and settings are those of the look before.
+        let before = || self.hosts.iter().rev().find(|(at, _)| *at < window.end).filter(|_| counts.is_some());
+        let mut host = around.or_else(before).map(|(_, host)| host.clone())?;
+        if let Some((first, last, window_s)) = counts {
+            first.narrow(&last, window_s, &mut host);
+        }
+        host.check().is_ok().then_some(host)
     }
 }
 
@@ -564,13 +581,6 @@ impl Texts {
             Some((name.as_str(), held.1.as_str()))
         });
         info::rebuild(templates, |column| values.get(column).copied())
-    }
-}
-
-pub fn int(value: Value) -> Option<i64> {
-    match value {
-        Value::Int(n) => Some(n),
-        Value::Counter(_) | Value::Float(_) => None,
     }
 }
 

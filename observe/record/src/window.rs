@@ -106,6 +106,14 @@ fn point(before: &Counters, after: &Counters, at_ms: u32, s: f64) -> Option<Poin
     })
 }
 
+/// A number of a row: those of a recorder are whole.
+pub fn int(value: Value) -> Option<i64> {
+    match value {
+        Value::Int(n) => Some(n),
+        Value::Counter(_) | Value::Float(_) => None,
+    }
+}
+
 /// How long it was between two rows. The wall clock may have been set in between; the other one begins anew with each
 /// recorder.
 pub fn seconds_between(first: Stamp, last: Stamp, same_recorder: bool) -> f64 {

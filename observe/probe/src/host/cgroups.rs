@@ -112,9 +112,12 @@ pub fn stopped(groups: &[PathBuf], before: &[Periods], after: &[Periods]) -> Opt
             periods: end.periods.saturating_sub(begin.periods),
         })
     };
-    // The first of equals, so the server's own.
-    let longest = |a: Stopped, b: Stopped| if (b.us, b.throttled) > (a.us, a.throttled) { b } else { a };
     after.iter().filter_map(grown).reduce(longest)
+}
+
+/// The one that stopped it longer; the first of equals, so the server's own.
+pub fn longest(a: Stopped, b: Stopped) -> Stopped {
+    if (b.us, b.throttled) > (a.us, a.throttled) { b } else { a }
 }
 
 /// The group whose memory limit is the tightest; the server's own where there is none.

@@ -18,6 +18,20 @@ pub struct Sample {
     stalled_us: Option<u64>,
 }
 
+impl Sample {
+    /// What is known of it, by the names of its fields.
+    pub fn numbers(&self) -> Vec<(&'static str, u64)> {
+        let all = [
+            ("used_bytes", Some(self.used_bytes)),
+            ("file_bytes", self.file_bytes),
+            ("limit_hits", self.limit_hits),
+            ("oom_kills", self.oom_kills),
+            ("stalled_us", self.stalled_us),
+        ];
+        all.into_iter().filter_map(|(name, n)| Some((name, n?))).collect()
+    }
+}
+
 /// Reads a group's directory, of either version.
 pub fn sample(dir: &Path) -> Option<Sample> {
     let text = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();

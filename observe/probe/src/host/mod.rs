@@ -7,6 +7,7 @@ mod addresses;
 mod assign;
 mod cgroups;
 mod cores;
+mod counts;
 mod elsewhere;
 mod machine;
 mod memory_group;
@@ -32,6 +33,7 @@ use cgroups::Mounts;
 use processes::{Listener, Task, is_another, listeners, observers, sent_info, socket_inodes, tasks};
 
 pub use assign::{Outcome, assign, outcomes};
+pub use counts::{Counted, Counts};
 
 /// The first of two samples.
 pub struct Watch {

@@ -10,8 +10,7 @@ use std::path::PathBuf;
 
 use procfs::net::{TcpNetEntries, TcpState};
 use procfs::process::{LimitValue, Limits};
-use procfs::{CpuTime, DiskStat, FromBufReadSI, MountEntry, ProcessCGroup};
-use unslow_facts::Disk;
+use procfs::{CpuTime, FromBufReadSI, MountEntry, ProcessCGroup};
 use unslow_process::Status;
 
 #[derive(Clone, Copy)]
@@ -118,16 +117,6 @@ pub fn cpu_list(list: &str) -> Vec<u32> {
 pub fn shares(a: CpuTimes, b: CpuTimes) -> (f64, f64) {
     let all = b.all.saturating_sub(a.all).max(1) as f64;
     (b.steal.saturating_sub(a.steal) as f64 / all, 1.0 - b.idle.saturating_sub(a.idle) as f64 / all)
-}
-
-/// A device between two samples; `None` when nothing was written.
-pub fn written(a: &DiskStat, b: &DiskStat, window_s: f64) -> Option<Disk> {
-    let writes = b.writes.saturating_sub(a.writes);
-    (writes > 0).then(|| Disk {
-        name: b.name.clone(),
-        write_await_ms: b.time_writing.saturating_sub(a.time_writing) as f64 / writes as f64,
-        busy_share: b.time_in_progress.saturating_sub(a.time_in_progress) as f64 / 1000.0 / window_s,
-    })
 }
 
 /// Guest time is inside that of users. Kernels before 2.6.11 do not count stolen time.
@@ -295,16 +284,6 @@ mod tests {
         let (steal, busy) = shares(after, before);
         assert_eq!((steal, busy), (0.0, 1.0));
         assert!(times("1 2 3 4").is_none());
-    }
-
-    #[test]
-    fn disk_write_time_is_averaged_over_the_window() {
-        let disk = |text: &str| DiskStat::from_line(text).unwrap();
-        let before = disk(" 259       0 nvme0n1 100 1 2 3 1000 5 6 7000 0 500 0 0 0 0 0");
-        let after = disk(" 259       0 nvme0n1 900 1 2 3 1010 5 6 7040 0 1500 0 0 0 0 0");
-        let disk = written(&before, &after, 4.0).unwrap();
-        assert_eq!((disk.name.as_str(), disk.write_await_ms, disk.busy_share), ("nvme0n1", 4.0, 0.25));
-        assert!(written(&before, &before, 4.0).is_none(), "no writes in the window");
     }
 
     #[test]

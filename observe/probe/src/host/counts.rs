@@ -1,0 +1,440 @@
+//! What the machine and its servers have counted up to one moment, as named numbers: a recorder keeps one set a second,
+//! and what a window was like is the difference of two.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+
+use procfs::net::DeviceStatus;
+use procfs::{CurrentSI, DiskStat, KernelStats};
+use unslow_facts::{Disk, Host, Link, MemoryGroup, Process, Reclaims, Tcp};
+use unslow_process::{cpu_ticks, schedstat, seconds, stat};
+
+use super::cgroups::{self, Bounding, Groups, Mounts};
+use super::memory_group;
+use super::parse::{CpuTimes, counter, cpu_times_of, kib, shares, stalled};
+
+/// Before the address of a server, in the names of its numbers.
+const SERVER: &str = "server/";
+const DISK: &str = "disk/";
+const LINK: &str = "link/";
+const PRESSURE: &str = "pressure/";
+/// The kernel's TCP counters, in the order of [`Tcp`].
+const TCP: [&str; 5] =
+    ["tcp/retransmits", "tcp/segments_out", "tcp/listen_overflows", "tcp/listen_drops", "tcp/timeouts"];
+
+/// A server's process and where its cgroups are.
+pub struct Counted {
+    pid: u32,
+    address: String,
+    groups: Groups,
+    bounding: Option<Bounding>,
+}
+
+impl Counted {
+    /// Those that a look at the machine has found. They are looked up once: a server that is moved to another cgroup is
+    /// seen there after the next look.
+    pub fn of(host: &Host) -> Vec<Counted> {
+        let mounts = Mounts::read();
+        let of = |process: &Process| {
+            let groups = Groups::of(process.pid, &mounts);
+            let bounding = cgroups::bounding(&groups.memory);
+            Some(Counted { pid: process.pid, address: process.addresses.first()?.clone(), groups, bounding })
+        };
+        host.processes.iter().filter_map(of).collect()
+    }
+}
+
+/// Counters since the machine or a process was started, and what is used now, by name.
+///
+/// Names: `cpu/all`, `cpu/idle`, `cpu/steal` (ticks of all processors), `cpu/runnable` (tasks), `pressure/cpu.some` and
+/// so on (us), `tcp/*`, `memory/available` and `memory/swap_used` (KiB), `memory/swap_in` (pages), `memory/reclaims`
+/// and `memory/compactions`, `disk/NAME/*` (writes, ms), `link/NAME/*` (bytes); of a server, behind `server/ADDRESS/`:
+/// `ticks`, `major_faults`, `main_ns` and `waited_ns` of its main thread, `periods/LEVEL/*` of its cgroups, and
+/// `group/*` of the one that bounds its memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts(BTreeMap<String, i64>);
+
+impl Counts {
+    /// The machine's, and those of these servers.
+    pub fn take(servers: &[Counted]) -> Counts {
+        let mut counts = Counts::of_machine();
+        servers.iter().for_each(|server| counts.server(server));
+        counts
+    }
+
+    /// The machine's alone.
+    pub fn of_machine() -> Counts {
+        let mut counts = Counts::default();
+        counts.processors();
+        for resource in ["cpu", "io", "memory"] {
+            let text = fs::read_to_string(format!("/proc/pressure/{resource}")).unwrap_or_default();
+            for (name, us) in stalled(resource, &text) {
+                counts.put(format!("{PRESSURE}{name}"), us);
+            }
+        }
+        for (name, n) in TCP.into_iter().zip(tcp().into_iter().flatten()) {
+            counts.put(name, n);
+        }
+        counts.memory();
+        for disk in disks() {
+            let of = |what: &str| format!("{DISK}{}/{what}", disk.name);
+            counts.put(of("writes"), disk.writes);
+            counts.put(of("write_ms"), disk.time_writing);
+            counts.put(of("busy_ms"), disk.time_in_progress);
+        }
+        for (name, device) in links() {
+            counts.put(format!("{LINK}{name}/received"), device.recv_bytes);
+            counts.put(format!("{LINK}{name}/sent"), device.sent_bytes);
+        }
+        counts
+    }
+
+    /// As they were recorded.
+    pub fn of_numbers(numbers: impl IntoIterator<Item = (String, i64)>) -> Counts {
+        Counts(numbers.into_iter().collect())
+    }
+
+    pub fn numbers(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.0.iter().map(|(name, n)| (name.as_str(), *n))
+    }
+
+    fn put(&mut self, name: impl Into<String>, n: u64) {
+        self.0.insert(name.into(), i64::try_from(n).unwrap_or(i64::MAX));
+    }
+
+    fn processors(&mut self) {
+        let Ok(stat) = KernelStats::current() else { return };
+        let Some(times) = cpu_times_of(&stat.total) else { return };
+        self.put("cpu/all", times.all);
+        self.put("cpu/idle", times.idle);
+        self.put("cpu/steal", times.steal);
+        if let Some(runnable) = stat.procs_running {
+            self.put("cpu/runnable", u64::from(runnable));
+        }
+    }
+
+    fn memory(&mut self) {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let of = |field: &str| kib(&meminfo, &format!("{field}:")).map(|bytes| bytes / 1024);
+        if let Some(available) = of("MemAvailable") {
+            self.put("memory/available", available);
+        }
+        if let Some((total, free)) = of("SwapTotal").zip(of("SwapFree")) {
+            self.put("memory/swap_used", total.saturating_sub(free));
+        }
+        let vmstat = procfs::vmstat().unwrap_or_default();
+        if let Some(pages) = vmstat.get("pswpin") {
+            self.put("memory/swap_in", *pages as u64);
+        }
+        if let Some(Reclaims { direct, compactions }) = reclaims(&vmstat) {
+            self.put("memory/reclaims", direct);
+            self.put("memory/compactions", compactions);
+        }
+    }
+
+    fn server(&mut self, server: &Counted) {
+        let Counted { pid, address, groups, bounding } = server;
+        let of = |what: &str| format!("{SERVER}{address}/{what}");
+        let Some(stat) = stat(*pid) else { return };
+        self.put(of("ticks"), cpu_ticks(&stat));
+        self.put(of("major_faults"), stat.majflt);
+        if let Some(main) = schedstat(*pid, *pid) {
+            self.put(of("main_ns"), main.sum_exec_runtime);
+            self.put(of("waited_ns"), main.run_delay);
+        }
+        for (dir, stopped) in cgroups::periods(&groups.cpu).into_iter().filter(|(_, p)| p.periods > 0) {
+            let Some(level) = groups.cpu.iter().position(|at| *at == dir) else { continue };
+            self.put(of(&format!("periods/{level}/us")), stopped.us);
+            self.put(of(&format!("periods/{level}/throttled")), stopped.throttled);
+            self.put(of(&format!("periods/{level}/all")), stopped.periods);
+        }
+        if let Some(sample) = bounding.as_ref().and_then(|group| memory_group::sample(&group.dir)) {
+            sample.numbers().into_iter().for_each(|(what, n)| self.put(of(&format!("group/{what}")), n));
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<u64> {
+        self.0.get(name).and_then(|n| u64::try_from(*n).ok())
+    }
+
+    /// By how much a counter grew; one that is smaller than before began again.
+    fn grown(&self, after: &Counts, name: &str) -> Option<u64> {
+        let (before, now) = (self.get(name)?, after.get(name)?);
+        Some(now.checked_sub(before).unwrap_or(now))
+    }
+
+    /// The names in the middle of `PREFIX NAME/what`, once each.
+    fn names<'a>(&'a self, prefix: &'a str, what: &'a str) -> impl Iterator<Item = &'a str> {
+        let of = move |name: &'a String| name.strip_prefix(prefix)?.strip_suffix(what);
+        self.0.keys().filter_map(of)
+    }
+
+    /// Says of the machine what it did between these counts and those after them.
+    pub fn tell_machine(&self, after: &Counts, window_s: f64, host: &mut Host) {
+        let times = |c: &Counts| {
+            Some(CpuTimes { all: c.get("cpu/all")?, idle: c.get("cpu/idle")?, steal: c.get("cpu/steal")? })
+        };
+        let cpu = times(self).zip(times(after)).map(|(before, after)| shares(before, after));
+        (host.steal_share, host.busy_share) = (cpu.map(|c| c.0), cpu.map(|c| c.1));
+        let grown = |name: &str| self.grown(after, name);
+        let stalled =
+            |name: &str| Some((name.to_string(), grown(&format!("{PRESSURE}{name}"))? as f64 / 1e6 / window_s));
+        host.pressure = after.names(PRESSURE, "").filter_map(stalled).collect();
+        let [retransmits, segments_out, listen_overflows, listen_drops, timeouts] = TCP.map(grown);
+        host.tcp = (|| {
+            Some(Tcp {
+                retransmits: retransmits?,
+                segments_out: segments_out?,
+                listen_overflows: listen_overflows?,
+                listen_drops: listen_drops?,
+                timeouts: timeouts?,
+            })
+        })();
+        host.memory_available_bytes = after.get("memory/available").map(|kib| kib * 1024);
+        host.swap_used_bytes = after.get("memory/swap_used").map(|kib| kib * 1024);
+        host.swap_in_pages = grown("memory/swap_in");
+        host.reclaims = grown("memory/reclaims")
+            .map(|direct| Reclaims { direct, compactions: grown("memory/compactions").unwrap_or(0) });
+        host.disks = after.names(DISK, "/writes").filter_map(|name| self.disk(after, name, window_s)).collect();
+        let speeds: HashMap<String, Option<u64>> = host.links.drain(..).map(|l| (l.name, l.speed_mbit)).collect();
+        let link = |name: &str| {
+            let carried = |what: &str| grown(&format!("{LINK}{name}/{what}"));
+            let speed_mbit = speeds.get(name).copied().flatten();
+            let (received_bytes, sent_bytes) = (carried("received")?, carried("sent")?);
+            let link = Link { name: name.to_string(), speed_mbit, received_bytes, sent_bytes };
+            (received_bytes > 0 || sent_bytes > 0).then_some(link)
+        };
+        host.links = after.names(LINK, "/received").filter_map(link).collect();
+        host.window_s = window_s;
+    }
+
+    /// A device; `None` when nothing was written.
+    fn disk(&self, after: &Counts, name: &str, window_s: f64) -> Option<Disk> {
+        let grown = |what: &str| self.grown(after, &format!("{DISK}{name}/{what}"));
+        let writes = grown("writes").filter(|writes| *writes > 0)?;
+        Some(Disk {
+            name: name.to_string(),
+            write_await_ms: grown("write_ms")? as f64 / writes as f64,
+            busy_share: grown("busy_ms")? as f64 / 1000.0 / window_s,
+        })
+    }
+
+    /// Makes a look at the machine one at this window: what was counted is told of it, what is not counted by the
+    /// second stays as it was.
+    pub fn narrow(&self, after: &Counts, window_s: f64, host: &mut Host) {
+        let (wide_s, sees_network) = (host.window_s, host.tcp.is_some());
+        self.tell_machine(after, window_s, host);
+        if !sees_network {
+            // Its servers are in network namespaces of their own.
+            host.tcp = None;
+            host.links.clear();
+        }
+        let drops = host.tcp.map(|tcp| tcp.listen_drops);
+        for process in &mut host.processes {
+            self.tell_process(after, window_s, process);
+            // One socket's share of the window's is not known, and it is not more than all.
+            for queue in &mut process.accept_queues {
+                queue.dropped = queue.dropped.map(|n| n.min(drops.unwrap_or(n)));
+            }
+        }
+        for core in &mut host.cores {
+            let part = window_s / wide_s.max(0.001);
+            core.device_interrupts = core.device_interrupts.map(|n| (n as f64 * part) as u64);
+        }
+    }
+
+    fn tell_process(&self, after: &Counts, window_s: f64, process: &mut Process) {
+        let Some(address) = process.addresses.first().cloned() else { return };
+        let grown = |what: &str| self.grown(after, &format!("{SERVER}{address}/{what}"));
+        let Some(ticks) = grown("ticks") else { return };
+        process.cpu_share = Some(seconds(ticks) / window_s);
+        process.major_faults = grown("major_faults");
+        let share = |ns: u64| ns as f64 / 1e9 / window_s;
+        process.main_cpu_share = grown("main_ns").map(share);
+        process.run_delay_share = grown("waited_ns").map(share);
+        let prefix = format!("{SERVER}{address}/periods/");
+        let stopped = after.names(&prefix, "/us").filter_map(|level| {
+            let of = |what: &str| grown(&format!("periods/{level}/{what}"));
+            let above = level.parse().ok()?;
+            Some(cgroups::Stopped { above, us: of("us")?, throttled: of("throttled")?, periods: of("all")? })
+        });
+        if let Some(stopped) = stopped.reduce(cgroups::longest) {
+            process.throttled_share = Some(stopped.us as f64 / 1e6 / window_s);
+            process.throttled_periods = Some((stopped.throttled, stopped.periods));
+            process.throttled_above = stopped.above;
+        }
+        if let Some(group) = &mut process.memory_group {
+            let of = |what: &str| after.get(&format!("{SERVER}{address}/group/{what}"));
+            *group = MemoryGroup {
+                above: group.above,
+                used_bytes: of("used_bytes").unwrap_or(group.used_bytes),
+                file_bytes: of("file_bytes").or(group.file_bytes),
+                limit_hits: grown("group/limit_hits"),
+                oom_kills: grown("group/oom_kills"),
+                stalled_share: grown("group/stalled_us").map(|us| us as f64 / 1e6 / window_s),
+            };
+        }
+    }
+}
+
+/// Waits for memory: `allocstall` had no zones before Linux 4.10. A kernel without compaction does not count it.
+fn reclaims(vmstat: &HashMap<String, i64>) -> Option<Reclaims> {
+    let stalls = || vmstat.iter().filter(|(name, _)| name.starts_with("allocstall")).map(|(_, n)| *n as u64);
+    let compactions = vmstat.get("compact_stall").map_or(0, |n| *n as u64);
+    stalls().next().map(|_| Reclaims { direct: stalls().sum(), compactions })
+}
+
+/// In the order of [`TCP`].
+fn tcp() -> Option<[u64; 5]> {
+    let snmp = fs::read_to_string("/proc/net/snmp").ok()?;
+    let netstat = fs::read_to_string("/proc/net/netstat").ok()?;
+    Some([
+        counter(&snmp, "Tcp:", "RetransSegs")?,
+        counter(&snmp, "Tcp:", "OutSegs")?,
+        counter(&netstat, "TcpExt:", "ListenOverflows")?,
+        counter(&netstat, "TcpExt:", "ListenDrops")?,
+        counter(&netstat, "TcpExt:", "TCPTimeouts")?,
+    ])
+}
+
+fn disks() -> impl Iterator<Item = DiskStat> {
+    let whole = |disk: &DiskStat| Path::new("/sys/block").join(&disk.name).exists();
+    procfs::diskstats().unwrap_or_default().into_iter().filter(whole)
+}
+
+/// Of this network namespace, by device; the loopback left out.
+pub fn links() -> BTreeMap<String, DeviceStatus> {
+    procfs::net::dev_status().unwrap_or_default().into_iter().filter(|(name, _)| name != "lo").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use procfs::{FromRead, VmStat};
+
+    use super::*;
+
+    #[test]
+    fn waits_for_memory_are_summed_over_zones() {
+        let reclaims_of = |text: &str| reclaims(&VmStat::from_read(text.as_bytes()).unwrap().0);
+        let text = "pgfault 9\nallocstall_dma32 1\nallocstall_normal 20\nallocstall_movable 300\n\
+                    compact_stall 7\ncompact_fail 5\n";
+        assert_eq!(reclaims_of(text), Some(Reclaims { direct: 321, compactions: 7 }));
+        assert_eq!(reclaims_of("allocstall 4\n"), Some(Reclaims { direct: 4, compactions: 0 }));
+        assert_eq!(reclaims_of("pgfault 9\n"), None);
+    }
+
+    fn counts(numbers: &[(&str, i64)]) -> Counts {
+        Counts::of_numbers(numbers.iter().map(|(name, n)| (name.to_string(), *n)))
+    }
+
+    /// A minute of a machine with one server.
+    fn minute() -> Host {
+        let process = Process {
+            addresses: vec!["10.0.0.1:6379".into()],
+            cpu_share: Some(0.02),
+            swap_bytes: Some(7),
+            memory_group: Some(MemoryGroup { above: 1, used_bytes: 5, ..MemoryGroup::default() }),
+            accept_queues: vec![unslow_facts::AcceptQueue {
+                address: "10.0.0.1:6379".into(),
+                waiting: 9,
+                limit: 8,
+                dropped: Some(500),
+            }],
+            ..Process::default()
+        };
+        let link = Link { name: "eth0".into(), speed_mbit: Some(1000), received_bytes: 1, sent_bytes: 1 };
+        Host {
+            window_s: 60.0,
+            tcp: Some(Tcp::default()),
+            links: vec![link],
+            processes: vec![process],
+            cores: vec![unslow_facts::Core { device_interrupts: Some(6000), ..unslow_facts::Core::default() }],
+            ..Host::default()
+        }
+    }
+
+    #[test]
+    fn a_window_of_a_minute_has_its_own_figures() {
+        let at = |n: i64| {
+            counts(&[
+                ("cpu/all", 1000 * n),
+                ("cpu/idle", 500 * n),
+                ("cpu/steal", 100 * n),
+                ("pressure/io.some", 2_000_000 * n),
+                ("tcp/retransmits", 3 * n),
+                ("tcp/segments_out", 100 * n),
+                ("tcp/listen_overflows", 20 * n),
+                ("tcp/listen_drops", 20 * n),
+                ("tcp/timeouts", 0),
+                ("memory/available", 2048),
+                ("disk/sda/writes", 10 * n),
+                ("disk/sda/write_ms", 400 * n),
+                ("disk/sda/busy_ms", 1000 * n),
+                ("disk/sdb/writes", 10),
+                ("disk/sdb/write_ms", 400),
+                ("disk/sdb/busy_ms", 1000 * n),
+                ("link/eth0/received", 1_000_000 * n),
+                ("link/eth0/sent", 0),
+                ("server/10.0.0.1:6379/ticks", 300 * n),
+                ("server/10.0.0.1:6379/waited_ns", 1_000_000_000 * n),
+                ("server/10.0.0.1:6379/periods/0/us", 0),
+                ("server/10.0.0.1:6379/periods/0/throttled", 0),
+                ("server/10.0.0.1:6379/periods/0/all", 40 * n),
+                ("server/10.0.0.1:6379/periods/1/us", 2_000_000 * n),
+                ("server/10.0.0.1:6379/periods/1/throttled", 30 * n),
+                ("server/10.0.0.1:6379/periods/1/all", 40 * n),
+                ("server/10.0.0.1:6379/group/used_bytes", 77),
+                ("server/10.0.0.1:6379/group/oom_kills", n),
+            ])
+        };
+        let mut host = minute();
+        at(1).narrow(&at(2), 4.0, &mut host);
+        assert_eq!((host.window_s, host.steal_share, host.busy_share), (4.0, Some(0.1), Some(0.5)));
+        assert_eq!(host.pressure["io.some"], 0.5);
+        assert_eq!(host.tcp.unwrap().retransmits, 3);
+        assert_eq!(host.memory_available_bytes, Some(2 << 20));
+        assert_eq!(host.disks.len(), 1, "nothing was written to the other one");
+        assert_eq!((host.disks[0].write_await_ms, host.disks[0].busy_share), (40.0, 0.25));
+        let link = &host.links[0];
+        assert_eq!((link.received_bytes, link.sent_bytes, link.speed_mbit), (1_000_000, 0, Some(1000)));
+        let process = &host.processes[0];
+        assert_eq!((process.cpu_share, process.run_delay_share), (Some(0.75), Some(0.25)));
+        assert_eq!((process.throttled_share, process.throttled_periods), (Some(0.5), Some((30, 40))));
+        assert_eq!((process.throttled_above, process.swap_bytes), (1, Some(7)), "swap is of the minute");
+        let group = process.memory_group.as_ref().unwrap();
+        assert_eq!((group.above, group.used_bytes, group.oom_kills), (1, 77, Some(1)));
+        assert_eq!(process.accept_queues[0].dropped, Some(20), "no more than on the whole machine");
+        assert_eq!(host.cores[0].device_interrupts, Some(400));
+    }
+
+    #[test]
+    fn a_server_that_was_started_again_has_counted_since_then() {
+        let server = |ticks: i64| counts(&[("server/10.0.0.1:6379/ticks", ticks)]);
+        let mut host = minute();
+        server(90_000).narrow(&server(100), 2.0, &mut host);
+        assert_eq!(host.processes[0].cpu_share, Some(0.5));
+        // One that was not there at the start stays as the minute has it.
+        let mut host = minute();
+        counts(&[]).narrow(&server(100), 2.0, &mut host);
+        assert_eq!(host.processes[0].cpu_share, Some(0.02));
+    }
+
+    #[test]
+    fn servers_in_namespaces_of_their_own_have_no_network_of_ours() {
+        let mut host = Host { tcp: None, links: Vec::new(), ..minute() };
+        let all = Counts::of_machine();
+        all.narrow(&all, 1.0, &mut host);
+        assert!(host.tcp.is_none() && host.links.is_empty());
+    }
+
+    #[test]
+    fn a_process_is_counted_as_a_look_at_it_finds_it() {
+        let own = Process { pid: std::process::id(), addresses: vec!["a:1".into()], ..Process::default() };
+        let servers = Counted::of(&Host { processes: vec![own], ..Host::default() });
+        let counts = Counts::take(&servers);
+        assert!(counts.get("server/a:1/ticks").is_some() && counts.get("cpu/all").is_some(), "{counts:?}");
+        let recorded = Counts::of_numbers(counts.numbers().map(|(name, n)| (name.to_string(), n)));
+        assert_eq!(recorded, counts);
+    }
+}

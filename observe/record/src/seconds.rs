@@ -1,0 +1,167 @@
+//! The machine's counters around a window, read forwards.
+
+use std::ops::Range;
+
+use unslow_probe::host::Counts;
+use unslow_series::{Directory, Item, Row, Rows};
+
+use crate::window::{int, seconds_between};
+
+/// The counters next to a window's edge are this old at most: of hundreds of servers they are taken every few seconds.
+pub const SECONDS_MS: i64 = 15_000;
+
+pub struct Seconds<'a> {
+    rows: Rows<'a, Directory>,
+    /// Read and not yet used.
+    next: Option<Row>,
+    /// The last one so far.
+    edge: Option<Row>,
+}
+
+impl Seconds<'_> {
+    pub fn of(rows: Rows<'_, Directory>) -> Seconds<'_> {
+        Seconds { rows, next: None, edge: None }
+    }
+
+    /// The counters at both ends of a window, and the seconds between them. `None` where they cover less than half of
+    /// it.
+    pub fn of_window(&mut self, window: &Range<i64>) -> Option<(Counts, Counts, f64)> {
+        let before = self.up_to(window.start).filter(|row| row.at.wall_ms >= window.start - SECONDS_MS);
+        // A recorder, or its first look, began in the window.
+        let first = before.or_else(|| self.row().inspect(|row| self.next = Some(row.clone())))?;
+        let last = self.up_to(window.end)?;
+        let covered_ms = last.at.wall_ms - first.at.wall_ms.max(window.start);
+        if 2 * covered_ms < window.end - window.start {
+            return None;
+        }
+        Some((counts(&first), counts(&last), seconds_between(first.at, last.at, false)))
+    }
+
+    /// The last row up to this time.
+    fn up_to(&mut self, end_ms: i64) -> Option<Row> {
+        while let Some(row) = self.row() {
+            if row.at.wall_ms > end_ms {
+                self.next = Some(row);
+                break;
+            }
+            self.edge = Some(row);
+        }
+        self.edge.clone()
+    }
+
+    fn row(&mut self) -> Option<Row> {
+        self.next.take().or_else(|| {
+            self.rows.by_ref().find_map(|item| match item {
+                Item::Row(row) => Some(row),
+                // What lies before a clock that was set is no beginning of a window after it.
+                Item::Step(_) => {
+                    self.edge = None;
+                    None
+                }
+                Item::Gap(_) => None,
+            })
+        })
+    }
+}
+
+fn counts(row: &Row) -> Counts {
+    Counts::of_numbers(row.values().filter_map(|(name, value)| Some((name.to_string(), int(value)?))))
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::{Host, Own, Process};
+    use unslow_series::{Stamp, Writer};
+
+    use super::*;
+    use crate::keeper::{Keeper, Take};
+    use crate::notes::{Note, Saw};
+    use crate::pings::Pings;
+    use crate::{Store, Tape};
+
+    const BEGAN_MS: i64 = 1_800_000_000_000;
+    const ADDRESS: &str = "10.0.0.1:6379";
+
+    fn at(second: i64) -> Stamp {
+        Stamp { wall_ms: BEGAN_MS + second * 1000, mono_ms: (second * 1000) as u64 }
+    }
+
+    /// Two minutes of a machine whose processors are stolen from the 40th to the 45th second alone; the look at the
+    /// minute knows the mean.
+    fn recorded(seconds: impl Iterator<Item = i64>) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::new(Writer::open(dir.path(), Store::default()).unwrap(), at(0)).unwrap();
+        for second in seconds {
+            let steal = 200 * second.clamp(40, 45);
+            let numbers = [("cpu/all", 200 * second), ("cpu/idle", 0), ("cpu/steal", steal)];
+            let server = (format!("server/{ADDRESS}/ticks"), 50 * second);
+            let numbers = numbers.map(|(name, n)| (name.to_string(), n)).into_iter().chain([server]);
+            keeper.take(&Note::Counts(at(second), Counts::of_numbers(numbers))).unwrap();
+        }
+        for minute in 1..=2 {
+            let process = Process { addresses: vec![ADDRESS.into()], cpu_share: Some(0.9), ..Process::default() };
+            let host = Host { window_s: 60.0, steal_share: Some(0.08), processes: vec![process], ..Host::default() };
+            keeper.take(&Note::Host(at(60 * minute), Box::new(host))).unwrap();
+        }
+        keeper.close().unwrap();
+        dir
+    }
+
+    /// What was stolen, and of how many seconds, window by window.
+    fn stolen(dir: &tempfile::TempDir, windows: &[(i64, i64)]) -> Vec<Option<(f64, f64)>> {
+        let tape = Tape::open(dir.path()).unwrap();
+        let (from, to) = (at(windows[0].0).wall_ms, at(windows[windows.len() - 1].1).wall_ms);
+        let rows = tape.reader.range(crate::scheme::SECONDS, from - SECONDS_MS..to + SECONDS_MS);
+        let mut seconds = Seconds::of(rows);
+        let share = |(from, to): &(i64, i64)| {
+            let (first, last, s) = seconds.of_window(&(at(*from).wall_ms..at(*to).wall_ms))?;
+            let mut host = Host { window_s: 60.0, ..Host::default() };
+            first.narrow(&last, s, &mut host);
+            Some((host.steal_share?, s))
+        };
+        windows.iter().map(share).collect()
+    }
+
+    #[test]
+    fn a_window_within_a_minute_has_its_own_figures() {
+        let dir = recorded(0..=120);
+        let windows = [(20, 30), (30, 40), (40, 45), (45, 50)];
+        assert_eq!(stolen(&dir, &windows), [(0.0, 10.0), (0.0, 10.0), (1.0, 5.0), (0.0, 5.0)].map(Some));
+    }
+
+    #[test]
+    fn facts_of_a_window_have_the_machine_of_that_window() {
+        let dir = recorded(0..=150);
+        let mut keeper = Keeper::new(Writer::open(dir.path(), Store::default()).unwrap(), at(151)).unwrap();
+        let (url, address) = ("redis://10.0.0.1:6379".to_string(), ADDRESS.to_string());
+        keeper.take(&Note::Node { number: 0, url: url.clone(), address }).unwrap();
+        for second in 0..=150 {
+            let info = b"redis_version:7.2.4\r\nrole:master\r\n".to_vec();
+            let saw = Saw::Second { info, pings: Pings::default(), sent: Own::default() };
+            keeper.take(&Note::Saw(0, at(second), saw)).unwrap();
+        }
+        keeper.close().unwrap();
+        let tape = Tape::open(dir.path()).unwrap();
+        let host = |from: i64, to: i64| {
+            let facts = tape.facts(&url, at(from).wall_ms..at(to).wall_ms).unwrap();
+            let host = facts.hosts.into_iter().next().unwrap();
+            (host.steal_share, host.window_s, host.processes[0].cpu_share)
+        };
+        assert_eq!(host(40, 45), (Some(1.0), 5.0, Some(0.5)));
+        assert_eq!(host(46, 56), (Some(0.0), 10.0, Some(0.5)));
+        // The recorder ended before the minute did.
+        assert_eq!(host(130, 145), (Some(0.0), 15.0, Some(0.5)));
+    }
+
+    #[test]
+    fn what_covers_less_than_half_of_a_window_says_nothing_of_it() {
+        // A recorder began at the 50th second.
+        let dir = recorded(50..=120);
+        assert_eq!(stolen(&dir, &[(0, 60)]), [None]);
+        assert_eq!(stolen(&dir, &[(40, 62)]), [Some((0.0, 12.0))]);
+        // Of many servers they are taken every few seconds; after a minute without any, what was before is no edge.
+        let dir = recorded((0..=20).step_by(7).chain(80..=120));
+        assert_eq!(stolen(&dir, &[(3, 15)]), [Some((0.0, 14.0))]);
+        assert_eq!(stolen(&dir, &[(70, 100)]), [Some((0.0, 20.0))]);
+    }
+}
