@@ -92,6 +92,46 @@ fn the_machine_is_recorded_with_its_servers_and_their_clients_connections() {
 }
 
 #[test]
+fn what_a_server_logged_as_large_is_seen_live_and_in_a_recording() {
+    let server = standalone("valkey-9.1");
+    let mut client = server.connect().unwrap();
+    client.call(&["SET", "basket", &"x".repeat(3_000_000)]).unwrap();
+    client.call(&["GET", "basket"]).unwrap();
+    client.call(&["SET", "small", "x"]).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let (dir, facts) = (scratch.path().join("rec"), scratch.path().join("facts.json"));
+    let large = |arguments: &[&str]| -> Vec<(String, String, bool)> {
+        let saved = facts.display().to_string();
+        let _ = fs::remove_file(&facts);
+        unslow(&[arguments, &["--save", &saved, "--quiet"]].concat());
+        let Ok(text) = fs::read_to_string(&facts) else { return Vec::new() };
+        assert!(!text.contains("basket"), "keys are hashed");
+        let facts: Value = serde_json::from_str(&text).unwrap();
+        let entries = facts["nodes"][0]["large"]["yes"]["value"].as_array().cloned().unwrap_or_default();
+        let told = |e: &Value| {
+            let size = e["bytes"].as_u64().is_some_and(|n| (3_000_000..3_001_000).contains(&n));
+            (e["side"].as_str().unwrap().to_string(), e["command"].as_str().unwrap().to_string(), size)
+        };
+        entries.iter().map(told).collect()
+    };
+    let both = [("request", "SET"), ("reply", "GET")].map(|(side, what)| (side.to_string(), what.to_string(), true));
+    assert_eq!(large(&["doctor", &server.url(), "--window", "1s"]), both);
+    let recorder = recorder(&server.url(), &dir);
+    let path = dir.display().to_string();
+    until("it is recorded", || {
+        let mut told = large(&["doctor", "--recording", &path, "--for", "5s"]);
+        told.sort_by(|a, b| b.cmp(a));
+        told == both
+    });
+    drop(recorder);
+    // One that has no such log is not asked for it.
+    let older = standalone("redis-7.0");
+    assert_eq!(large(&["doctor", &older.url(), "--window", "1s"]), []);
+    let counted = older.connect().unwrap().call(&["INFO", "errorstats"]).unwrap().text().unwrap();
+    assert!(!counted.contains("errorstat_ERR"), "{counted}");
+}
+
+#[test]
 fn an_incident_is_told_to_a_program_and_to_a_scraper() {
     let server = standalone("valkey-9.1");
     let (url, address) = (server.url(), server.address());

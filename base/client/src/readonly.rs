@@ -17,13 +17,41 @@ pub struct Allowed {
     pub command: &'static str,
     /// Its sub-command, lower case; empty where the command has none. Two words where the first alone would allow more.
     pub sub: &'static str,
-    /// First version that has it, in Redis' numbering.
-    pub since: (u32, u32),
+    /// First version of each product that has it.
+    pub since: Since,
     /// What goes unseen without it.
     pub tells: &'static str,
 }
 
+/// Since when a command is there; `None` where a product has none.
+#[derive(Clone, Copy, Debug)]
+pub struct Since {
+    pub redis: Option<(u32, u32)>,
+    pub valkey: Option<(u32, u32)>,
+}
+
+/// What a server is, and its own version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Product {
+    Redis(u32, u32),
+    Valkey(u32, u32),
+}
+
+impl Since {
+    fn is_there(self, server: Product) -> bool {
+        match server {
+            Product::Redis(major, minor) => self.redis.is_some_and(|first| first <= (major, minor)),
+            Product::Valkey(major, minor) => self.valkey.is_some_and(|first| first <= (major, minor)),
+        }
+    }
+}
+
+/// A command that both have: Valkey began with what Redis 7.2 could.
 const fn allow(command: &'static str, sub: &'static str, since: (u32, u32), tells: &'static str) -> Allowed {
+    apart(command, sub, Since { redis: Some(since), valkey: Some((7, 2)) }, tells)
+}
+
+const fn apart(command: &'static str, sub: &'static str, since: Since, tells: &'static str) -> Allowed {
     Allowed { command, sub, since, tells }
 }
 
@@ -35,6 +63,12 @@ pub const ALLOWED: &[Allowed] = &[
     allow("role", "", (2, 8), "the replication chain where INFO is denied"),
     allow("config", "get", (2, 0), "settings: persistence, memory limits, buffers, timeouts"),
     allow("slowlog", "get", (2, 2), "slow commands and who sent them"),
+    apart(
+        "commandlog",
+        "get",
+        Since { redis: None, valkey: Some((8, 1)) },
+        "requests and replies of a megabyte and more, and who sent or asked for them",
+    ),
     allow("latency", "latest", (2, 8), "stalls by cause: fork, fsync, expiry, eviction"),
     allow("latency", "history", (2, 8), "when the stalls happened"),
     allow(
@@ -48,7 +82,12 @@ pub const ALLOWED: &[Allowed] = &[
     allow("client", "setname", (2, 6), "our own name in CLIENT LIST"),
     allow("cluster", "nodes", (3, 0), "slots, epochs, placement, failed nodes"),
     allow("cluster", "info", (3, 0), "cluster state and bus traffic"),
-    allow("cluster", "slot-stats", (8, 2), "slots with the most keys; Valkey has it from 8.0 on"),
+    apart(
+        "cluster",
+        "slot-stats",
+        Since { redis: Some((8, 2)), valkey: Some((8, 0)) },
+        "slots with the most keys, and the busiest ones",
+    ),
     allow("acl", "whoami", (6, 0), "who we are, for the grant to ask for"),
     allow("readonly", "", (3, 0), "key sizes on cluster replicas"),
     allow("type", "", (1, 0), "the size of keys the slow log names"),
@@ -78,12 +117,16 @@ const REPLIES: ReplyLimits = ReplyLimits {
 /// Commands of `unslow gateway`. A server does not know them, and an ACL rule that names one is an error there.
 const OF_THE_GATEWAY: &str = "unslow";
 
-/// The line that makes the least user a diagnosis needs, for a server of this version (Redis' numbering), or `None`
-/// before 6.0, which has no ACL. `sentinel` makes the one for Sentinels.
+/// The line that makes the least user a diagnosis needs, for a server of this version, or `None` before 6.0, which has
+/// no ACL. `sentinel` makes the one for Sentinels.
 ///
 /// Sub-command rules work on 6.x too, by first argument; a rule that names a command the server does not have is an
 /// error there, so the list is cut by version.
-pub fn acl_rule(version: (u32, u32), sentinel: bool) -> Option<String> {
+pub fn acl_rule(server: Product, sentinel: bool) -> Option<String> {
+    let version = match server {
+        Product::Redis(major, minor) => (major, minor),
+        Product::Valkey(..) => (7, 2),
+    };
     if version < (6, 0) {
         return None;
     }
@@ -98,7 +141,7 @@ pub fn acl_rule(version: (u32, u32), sentinel: bool) -> Option<String> {
     for a in ALLOWED {
         let at_sentinel = matches!(a.command, "ping" | "hello" | "info" | "role" | "client" | "acl" | "sentinel");
         let on_server = !matches!(a.command, "sentinel" | OF_THE_GATEWAY);
-        if a.since > version || (sentinel && !at_sentinel) || (!sentinel && !on_server) {
+        if !a.since.is_there(server) || (sentinel && !at_sentinel) || (!sentinel && !on_server) {
             continue;
         }
         rule += " +";
@@ -238,19 +281,25 @@ mod tests {
 
     #[test]
     fn cuts_the_acl_by_version() {
-        assert_eq!(acl_rule((5, 0), false), None);
-        let six = acl_rule((6, 2), false).unwrap();
+        use Product::{Redis, Valkey};
+        assert_eq!(acl_rule(Redis(5, 0), false), None);
+        let six = acl_rule(Redis(6, 2), false).unwrap();
         assert!(six.contains(" ~* ") && six.contains("+config|get") && !six.contains("+sentinel"), "{six}");
-        assert!(acl_rule((7, 0), false).unwrap().contains("%R~*"));
-        assert!(acl_rule((7, 0), true).unwrap().contains("+sentinel|ckquorum"));
-        let histogram = |version| acl_rule(version, false).unwrap().contains(" +latency|histogram");
-        assert!(histogram((7, 0)) && !histogram((6, 2)));
-        let slots = |version| acl_rule(version, false).unwrap().contains(" +cluster|slot-stats");
-        assert!(slots((8, 2)) && !slots((8, 0)) && !slots((7, 2)));
+        assert!(acl_rule(Redis(7, 0), false).unwrap().contains("%R~*"));
+        assert!(acl_rule(Redis(7, 0), true).unwrap().contains("+sentinel|ckquorum"));
+        let grants = |server, rule| acl_rule(server, false).unwrap().contains(rule);
         // A server takes no rule that names a command it does not have.
-        for (version, sentinel) in [((6, 0), false), ((6, 2), true), ((7, 2), false), ((7, 2), true)] {
-            let rule = acl_rule(version, sentinel).unwrap();
-            assert!(!rule.contains("+unslow"), "{rule}");
+        for (rule, there, not_there) in [
+            (" +latency|histogram", &[Redis(7, 0), Valkey(7, 2)][..], &[Redis(6, 2)][..]),
+            (" +cluster|slot-stats", &[Redis(8, 2), Valkey(8, 0)], &[Redis(8, 0), Redis(7, 2), Valkey(7, 2)]),
+            (" +commandlog|get", &[Valkey(8, 1), Valkey(9, 1)], &[Valkey(8, 0), Redis(8, 6), Redis(9, 0)]),
+            (" +info", &[Redis(6, 0), Valkey(8, 0)], &[]),
+            (" +unslow", &[], &[Redis(6, 0), Redis(7, 2), Valkey(9, 1)]),
+        ] {
+            assert!(there.iter().all(|server| grants(*server, rule)), "{rule}");
+            assert!(!not_there.iter().any(|server| grants(*server, rule)), "{rule}");
         }
+        let sentinel = acl_rule(Valkey(9, 1), true).unwrap();
+        assert!(!sentinel.contains("+commandlog") && !sentinel.contains("+unslow"), "{sentinel}");
     }
 }

@@ -15,6 +15,7 @@ mod later;
 mod link;
 mod listen;
 mod log_event;
+mod logged;
 mod memory_group;
 mod node;
 mod sentinel;
@@ -32,10 +33,11 @@ pub use later::LaterView;
 pub use link::Link;
 pub use listen::AcceptQueue;
 pub use log_event::{LogEvent, LogKind};
+pub use logged::{KeySize, LargeEntry, Side, SlowEntry};
 pub use memory_group::MemoryGroup;
 pub use node::{
-    ClientGroup, ClientRow, Clients, KeySize, LatencyEvent, Node, Own, PeerSockets, Point, Rtt, Sample, SentinelGroup,
-    SentinelNode, SlowEntry, TimeRange,
+    ClientGroup, ClientRow, Clients, LatencyEvent, Node, Own, PeerSockets, Point, Rtt, Sample, SentinelGroup,
+    SentinelNode, TimeRange,
 };
 pub use sentinel::{Listed, Tilt};
 pub use slot_stat::SlotStat;

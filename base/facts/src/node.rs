@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use unslow_topology::{ClusterView, CommandStat, Info, Role};
 
+use crate::logged::{KeySize, LargeEntry, SlowEntry};
 use crate::{LaterView, Seen, SlotStat};
 
 /// One INFO reply and when it came.
@@ -56,6 +57,10 @@ pub struct Node {
     pub config: Seen<BTreeMap<String, String>>,
     /// The newest entries, arguments redacted.
     pub slowlog: Seen<Vec<SlowEntry>>,
+    /// Requests and replies that the server logged as large (COMMANDLOG, Valkey 8.1+; a megabyte unless set otherwise),
+    /// the newest of each. Not asked where the server has no such log; not in facts of before this was kept.
+    #[serde(default)]
+    pub large: Seen<Vec<LargeEntry>>,
     /// LATENCY LATEST and HISTORY.
     pub latency: Seen<Vec<LatencyEvent>>,
     /// How long the calls of each command took in the window, by command as commandstats names it: LATENCY HISTOGRAM
@@ -132,38 +137,6 @@ impl Rtt {
             us_max: sorted[sorted.len() - 1],
         })
     }
-}
-
-/// One SLOWLOG entry, without its arguments.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct SlowEntry {
-    /// The server's number for it.
-    pub id: u64,
-    /// Unix time in seconds.
-    pub at_s: u64,
-    /// Time inside the command, in us.
-    pub us: u64,
-    /// Upper case, with its sub-command where it has one.
-    pub command: String,
-    /// Number of arguments, the command included; 32 at most in older facts, which have what the log kept of a command.
-    pub args: u32,
-    /// The first key, hashed with the run's salt unless `--show-keys`.
-    pub key: Option<String>,
-    /// `ip:port` of the client (4.0+).
-    pub client: String,
-    /// Its name (4.0+).
-    pub client_name: String,
-}
-
-/// How large a key is that the slow log names.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct KeySize {
-    /// As in [`SlowEntry::key`].
-    pub key: String,
-    /// `string`, `hash`, ...
-    pub kind: String,
-    /// Elements; bytes for a string.
-    pub length: u64,
 }
 
 /// One event class of the latency monitor.
@@ -439,6 +412,7 @@ impl Node {
             pings: Vec::new(),
             config: Seen::default(),
             slowlog: Seen::default(),
+            large: Seen::default(),
             latency: Seen::default(),
             histograms: Seen::default(),
             clients: Seen::default(),
@@ -656,6 +630,7 @@ pub fn is_housekeeping(name: &str) -> bool {
         "client",
         "cluster",
         "command",
+        "commandlog",
         "config",
         "debug",
         "function",

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use unslow_client::{ReadOnly, Target, acl_rule};
+use unslow_client::{Product, ReadOnly, Target, acl_rule};
 use unslow_topology::Info;
 
 use crate::output::Output;
@@ -17,21 +17,21 @@ pub fn print(version: &str, named: Option<Target>, reach: &Reach, output: &Outpu
     let is_version = version.starts_with(|c: char| c.is_ascii_digit())
         && version.split('.').all(|p| p.parse::<u32>().is_ok())
         && version.split('.').count() < 4;
-    let (level, sentinel) = if is_version {
+    let (server, sentinel) = if is_version {
         let mut parts = version.split('.').map(str::parse);
         let (Some(Ok(major)), minor) = (parts.next(), parts.next()) else {
             bail!("invalid version {version:?}; expected a value such as 7.0 or 6.2")
         };
-        ((major, minor.and_then(Result::ok).unwrap_or(0)), false)
+        (Product::Redis(major, minor.and_then(Result::ok).unwrap_or(0)), false)
     } else {
         let typed = Some(version).filter(|version| *version != ASK).map(|url| reach.target(url)).transpose()?;
         let target = named.or(typed);
         let target = target.context("give the URL of a server to ask, or a version: unslow doctor --print-acl 7.0")?;
         let mut connection = ReadOnly::open(&target, &reach.options()?)?;
         let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
-        (level(&info), info.mode() == Some("sentinel"))
+        (product(&info), info.mode() == Some("sentinel"))
     };
-    let rule = acl_rule(level, sentinel);
+    let rule = acl_rule(server, sentinel);
     if output.json() {
         super::print_owed(output, &json!({ "schema": "unslow.acl/1", "rule": rule }))?;
     } else if let Some(rule) = &rule {
@@ -45,12 +45,12 @@ pub fn print(version: &str, named: Option<Target>, reach: &Reach, output: &Outpu
     Ok(0)
 }
 
-/// What the server has of the list, in Redis' numbering. CLUSTER SLOT-STATS is the only command on it that is younger
-/// than 7.2: Valkey has it from 8.0 on, Redis from 8.2 on.
-fn level(info: &Info) -> (u32, u32) {
-    match info.version() {
-        Some((8.., _, _)) if info.product() == "Valkey" => (8, 2),
-        _ => info.redis_level(),
+/// What the server is. One that hides its version gets the rule of none.
+fn product(info: &Info) -> Product {
+    let (major, minor, _) = info.version().unwrap_or_default();
+    match info.product() {
+        "Valkey" => Product::Valkey(major, minor),
+        _ => Product::Redis(major, minor),
     }
 }
 
@@ -59,10 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_valkey_is_granted_what_it_has() {
-        let grants = |text: &str| acl_rule(level(&Info::parse(text)), false).unwrap().contains("+cluster|slot-stats");
-        let valkey = |version: &str| format!("redis_version:7.2.4\nserver_name:valkey\nvalkey_version:{version}\n");
-        assert!(grants(&valkey("8.0.1")) && grants(&valkey("9.1.2")) && !grants(&valkey("7.2.9")));
-        assert!(grants("redis_version:8.2.0\n") && !grants("redis_version:8.0.3\n"));
+    fn a_server_is_known_by_its_own_version() {
+        let of = |text: &str| product(&Info::parse(text));
+        let valkey = "redis_version:7.2.4\nserver_name:valkey\nvalkey_version:8.1.3\n";
+        assert_eq!((of(valkey), of("redis_version:8.2.0\n")), (Product::Valkey(8, 1), Product::Redis(8, 2)));
+        assert_eq!(of(""), Product::Redis(0, 0));
     }
 }

@@ -233,18 +233,21 @@ pub fn started_ms(node: &Node) -> Option<u64> {
 /// Slow log entries of the window itself, plus `before_s` seconds before it; ours are left out.
 pub fn slow_entries(node: &Node, before_s: u64) -> Vec<&SlowEntry> {
     // The log's clock has whole seconds: the second the window began in belongs to the time before.
-    // And it is the server's: where INFO tells its time (7.0+), that is what entries are held against.
-    let begun = node
-        .first
-        .as_ref()
-        .map_or(0, |f| f.info.number("server_time_usec").map_or(f.at_ms / 1000, |us| (us / 1e6) as u64));
-    let from = (begun + 1).saturating_sub(before_s);
+    let from = (begun_s(node) + 1).saturating_sub(before_s);
     let all = node.slowlog.value().map_or(&[][..], Vec::as_slice);
-    all.iter().filter(|e| e.at_s >= from && e.client_name != OUR_NAME).collect()
+    all.iter().filter(|e| e.at_s >= from && !is_ours(&e.client_name)).collect()
 }
 
-/// What the doctor calls its connections.
-const OUR_NAME: &str = "unslow";
+/// The second in which the window began, as the server's logs have it: by its own clock where INFO tells that (7.0+).
+pub fn begun_s(node: &Node) -> u64 {
+    let by_its_clock = |info: &unslow_topology::Info| Some((info.number("server_time_usec")? / 1e6) as u64);
+    node.first.as_ref().map_or(0, |first| by_its_clock(&first.info).unwrap_or(first.at_ms / 1000))
+}
+
+/// Whether this is what the doctor calls its connections.
+pub fn is_ours(client_name: &str) -> bool {
+    client_name == "unslow"
+}
 
 /// A second of the server's clock, as its logs have it, in unix time in ms by the clock of the samples; not after the
 /// last sample.

@@ -161,7 +161,7 @@ fn was_executed(e: &Error) -> bool {
 
 /// As commandstats names commands since 7.0: `config|get`.
 fn name_in_stats<A: AsRef<[u8]>>(args: &[A]) -> String {
-    const WITH_SUB: &[&str] = &["config", "slowlog", "latency", "client", "cluster", "acl"];
+    const WITH_SUB: &[&str] = &["config", "slowlog", "commandlog", "latency", "client", "cluster", "acl"];
     let word =
         |i: usize| args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default();
     let name = word(0);
@@ -178,8 +178,8 @@ pub fn seen<T>(result: Result<T, Error>, source: &str) -> Seen<T> {
 
 pub fn unseen<T>(e: &Error, source: &str) -> Seen<T> {
     let words: Vec<String> = source.split_whitespace().take(2).map(str::to_ascii_lowercase).collect();
-    let with_sub =
-        ["config", "slowlog", "latency", "client", "cluster", "acl", "sentinel"].contains(&words[0].as_str());
+    let with_sub = ["config", "slowlog", "commandlog", "latency", "client", "cluster", "acl", "sentinel"]
+        .contains(&words[0].as_str());
     let rule = if with_sub { words.join("|") } else { words[0].clone() };
     let gap = match e.kind {
         ErrorKind::Denied => {

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
-    /// The slow log, the sizes of the keys in it, the latency monitor.
+    /// The slow log, the sizes of the keys in it, what was large, the latency monitor.
     Often,
     /// Clients, settings, histograms, the cluster's view and its slots as well.
     Whole,
@@ -126,6 +126,7 @@ impl Inquiry {
             Err(_) => None,
         };
         (node.slowlog, node.key_sizes, node.latency) = (Seen::default(), Seen::default(), Seen::default());
+        node.large = Seen::default();
         if round == Round::Whole {
             (node.clients, node.slot_stats, node.histograms) = (Seen::default(), Seen::default(), Seen::default());
             node.config = config::look(ask, level);

@@ -67,6 +67,12 @@ impl<'a> Questions<'a> {
                 _ => key_sizes::look(ask, salt, &self.keys, cluster_replica),
             };
         }
+        if is_open(&node.large) && slowlog::keeps_large(node) {
+            node.large = match self.left_out(ask)? {
+                None => slowlog::large(ask, salt),
+                Some(gap) => Seen::No(gap),
+            };
+        }
         if is_open(&node.latency) {
             node.latency = match self.left_out(ask)? {
                 None => latency::look(ask),

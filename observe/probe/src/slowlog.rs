@@ -1,8 +1,9 @@
-//! SLOWLOG GET: what was slow, and who sent it. Arguments stay on the server's side of the facts file: only the
-//! command's name and the first key, hashed, are kept.
+//! SLOWLOG GET: what was slow, and who sent it; COMMANDLOG GET: what was large. Arguments stay on the server's side of
+//! the facts file: only the command's name and the first key, hashed, are kept.
 
 use unslow_client::Value;
-use unslow_facts::{Seen, SlowEntry};
+use unslow_facts::{LargeEntry, Node, Seen, Side, SlowEntry};
+use unslow_topology::Info;
 
 use crate::ask::{Ask, seen};
 use crate::salt::Salt;
@@ -23,12 +24,47 @@ pub fn look(ask: &mut Ask, salt: &Salt) -> (Seen<Vec<SlowEntry>>, Vec<Vec<u8>>) 
     (seen(reply, "SLOWLOG GET 128"), keys)
 }
 
+/// Entries of each kind of large ones that are asked for.
+const LARGE_ENTRIES: &str = "32";
+
+/// Whether the server keeps such a log.
+pub fn keeps_large(node: &Node) -> bool {
+    node.info().is_some_and(|info: &Info| info.product() == "Valkey" && info.version() >= Some((8, 1, 0)))
+}
+
+/// Requests and replies that were large.
+pub fn large(ask: &mut Ask, salt: &Salt) -> Seen<Vec<LargeEntry>> {
+    let asked = [(Side::Request, "large-request"), (Side::Reply, "large-reply")].map(|(side, log)| {
+        let of = |entry: &Value| {
+            // Shaped as those of the slow log, with bytes where that has its time.
+            let SlowEntry { id, at_s, us: bytes, command, key, client, client_name, .. } =
+                self::entry(entry, salt, &mut Vec::new())?;
+            Some(LargeEntry { id, at_s, side, bytes, command, key, client, client_name })
+        };
+        let reply = ask.call(&["COMMANDLOG", "GET", LARGE_ENTRIES, log]);
+        reply.map(|reply| reply.items().iter().filter_map(of).collect::<Vec<_>>())
+    });
+    let [requests, replies] = asked;
+    seen(requests.and_then(|all| Ok([all, replies?].concat())), "COMMANDLOG GET 32 large-request, large-reply")
+}
+
 fn entry(value: &Value, salt: &Salt, keys: &mut Vec<Vec<u8>>) -> Option<SlowEntry> {
     let [id, at, us, args, rest @ ..] = value.items() else { return None };
     let word = |i: usize| args.items().get(i).and_then(Value::text).unwrap_or_default().to_uppercase();
     let mut command = word(0);
     let container = [
-        "CLUSTER", "CLIENT", "CONFIG", "SLOWLOG", "LATENCY", "MEMORY", "OBJECT", "XINFO", "SCRIPT", "DEBUG", "FUNCTION",
+        "CLUSTER",
+        "CLIENT",
+        "CONFIG",
+        "SLOWLOG",
+        "COMMANDLOG",
+        "LATENCY",
+        "MEMORY",
+        "OBJECT",
+        "XINFO",
+        "SCRIPT",
+        "DEBUG",
+        "FUNCTION",
     ];
     if container.contains(&command.as_str()) {
         command = format!("{command} {}", word(1));
@@ -129,6 +165,20 @@ mod tests {
             assert_eq!((old.client.as_str(), old.client_name.as_str()), ("", ""));
             assert_eq!(old.key.is_some_and(|k| k.starts_with("key#") && k.len() == 12), key.is_some());
         }
+    }
+
+    #[test]
+    fn only_a_server_that_has_the_log_is_asked_what_was_large() {
+        use unslow_facts::Sample;
+        use unslow_topology::Role;
+        let keeps = |info: &str| {
+            let last = Some(Sample { at_ms: 0, info: Info::parse(info) });
+            keeps_large(&Node { last, ..Node::new("h:1", Role::Master) })
+        };
+        let valkey =
+            |version: &str| format!("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:{version}\r\n");
+        assert!(keeps(&valkey("8.1.0")) && keeps(&valkey("9.1.2")));
+        assert!(!keeps(&valkey("8.0.9")) && !keeps("redis_version:8.6.0\r\n") && !keeps(""));
     }
 
     #[test]

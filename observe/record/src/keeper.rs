@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
 
 use serde::Serialize;
-use unslow_facts::{Host, Node, Own, Seen, SlowEntry};
+use unslow_facts::{Host, Node, Own, Seen, Side};
 use unslow_probe::Round;
 use unslow_probe::host::Counts;
 use unslow_resp::lossy;
@@ -16,8 +16,8 @@ use crate::info;
 use crate::notes::{NodeNumber, Note, Saw};
 use crate::pings::Pings;
 use crate::scheme::{
-    ASKED, AWAY, Greeted, HOST, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, Part,
-    SECONDS, SENTINEL, SLOW, STALL, STARTED, node_series,
+    ASKED, AWAY, Greeted, HOST, LARGE, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
+    Part, SECONDS, SENTINEL, SLOW, STALL, STARTED, node_series,
 };
 
 /// Fields of one node's INFO that are kept at most; a server has some 700 with all command statistics.
@@ -60,8 +60,8 @@ struct Kept {
     fields: Fields,
     /// Digest of what was written last, and when.
     parts: BTreeMap<Part, (u64, u64)>,
-    /// The newest entry of the slow log.
-    slow_id: Option<u64>,
+    /// The newest entry of the slow log, of large requests and of large replies.
+    newest: [Option<u64>; 3],
     /// What the expensive questions sent.
     own: Own,
     /// Of the fields that tell of topology.
@@ -253,7 +253,7 @@ impl<D: Disk> Keeper<D> {
             fields.add(Field::new(self.shared.text(name), self.shared.text(template)));
         }
         let (parts, own) = (BTreeMap::new(), Own::default());
-        let kept = Kept { series, fields, parts, slow_id: None, own, topology: None, last: None };
+        let kept = Kept { series, fields, parts, newest: [None; 3], own, topology: None, last: None };
         self.nodes.insert(number, kept);
         Ok(())
     }
@@ -357,16 +357,15 @@ impl<D: Disk> Keeper<D> {
             self.writer.event(kept.series, at, ASKED, &[])?;
         }
         if let Some(entries) = node.slowlog.value() {
-            self.slow(number, at, entries)?;
+            self.entries(number, at, SLOW, 0, entries.iter().map(|entry| (entry.id, entry)))?;
         }
-        let read = match &node.slowlog {
-            Seen::Yes { source, at_ms, .. } => {
-                Seen::Yes { value: Vec::<SlowEntry>::new(), source: source.clone(), at_ms: *at_ms }
-            }
-            no => no.clone(),
-        };
+        for (side, log) in [(Side::Request, 1), (Side::Reply, 2)] {
+            let entries = node.large.value().into_iter().flatten().filter(|entry| entry.side == side);
+            self.entries(number, at, LARGE, log, entries.map(|entry| (entry.id, entry)))?;
+        }
         let greeted = Greeted { open_door: node.open_door, connect_us: node.connect_us };
-        self.part(number, at, Part::SlowLog, &read)?;
+        self.part(number, at, Part::SlowLog, &without_entries(&node.slowlog))?;
+        self.part(number, at, Part::LargeLog, &without_entries(&node.large))?;
         self.part(number, at, Part::KeySizes, &node.key_sizes)?;
         self.part(number, at, Part::Latency, &node.latency)?;
         if round == Round::Often {
@@ -381,17 +380,24 @@ impl<D: Disk> Keeper<D> {
         self.part(number, at, Part::Greeted, &Seen::Yes { value: greeted, source: String::new(), at_ms: 0 })
     }
 
-    /// Entries that are new. A log that was reset, or a restarted server, begins again.
-    fn slow(&mut self, number: NodeNumber, at: Stamp, entries: &[SlowEntry]) -> Result<(), Error> {
+    /// Entries of a log that are new, each with its number. A log that was reset, or a restarted server, begins again.
+    fn entries<T: Serialize>(
+        &mut self,
+        number: NodeNumber,
+        at: Stamp,
+        kind: &str,
+        log: usize,
+        entries: impl Iterator<Item = (u64, T)>,
+    ) -> Result<(), Error> {
         let Some(kept) = self.nodes.get_mut(&number) else { return Ok(()) };
-        let newest = entries.iter().map(|entry| entry.id).max();
-        if newest.is_some_and(|newest| kept.slow_id.is_some_and(|known| newest < known)) {
-            kept.slow_id = None;
+        let mut entries: Vec<(u64, T)> = entries.collect();
+        entries.sort_by_key(|(id, _)| *id);
+        let Some(newest) = entries.last().map(|(id, _)| *id) else { return Ok(()) };
+        let known = kept.newest[log].filter(|known| *known <= newest);
+        for (_, entry) in entries.iter().filter(|(id, _)| known.is_none_or(|known| *id > known)) {
+            self.writer.event(kept.series, at, kind, &json(entry))?;
         }
-        for entry in entries.iter().rev().filter(|entry| kept.slow_id.is_none_or(|known| entry.id > known)) {
-            self.writer.event(kept.series, at, SLOW, &json(entry))?;
-        }
-        kept.slow_id = newest.or(kept.slow_id);
+        kept.newest[log] = Some(newest);
         Ok(())
     }
 
@@ -448,6 +454,14 @@ fn is_kept(name: &str, value: &str) -> bool {
     // Paths tell more of a machine than a diagnosis needs.
     let tells_too_much = matches!(name, "executable" | "config_file");
     value.len() <= VALUE_MAX && name.len() <= NAME_MAX && !name.starts_with('~') && !tells_too_much
+}
+
+/// Whether a log was read: its entries are events of their own.
+fn without_entries<T: Clone>(log: &Seen<Vec<T>>) -> Seen<Vec<T>> {
+    match log {
+        Seen::Yes { source, at_ms, .. } => Seen::Yes { value: Vec::new(), source: source.clone(), at_ms: *at_ms },
+        no => no.clone(),
+    }
 }
 
 fn own_columns(own: &Own) -> Vec<(String, i64)> {

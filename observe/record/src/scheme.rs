@@ -3,7 +3,7 @@
 //! | series | rows | texts | events |
 //! |---|---|---|---|
 //! | URL of a deployment | | | [`LISTING`], [`SENTINEL`] |
-//! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], [`ASKED`], parts |
+//! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], [`LARGE`], [`ASKED`], parts |
 //! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`], [`STARTED`] |
 //! | [`SECONDS`] | each second: what the machine and the servers on it have counted | | |
 //!
@@ -27,6 +27,8 @@ pub const AWAY: &str = "away";
 pub const STALL: &str = "stall";
 /// An event: one entry of the slow log.
 pub const SLOW: &str = "slow";
+/// An event: one large request or reply that the server logged.
+pub const LARGE: &str = "large";
 /// An event of the machine, without a payload: a recorder began. What was known of a node before then is over.
 pub const STARTED: &str = "started";
 /// A column: notes that the disk was too slow for, since the recorder's start.
@@ -47,6 +49,8 @@ pub enum Part {
     Config,
     /// Whether the slow log was read; its entries are events of their own.
     SlowLog,
+    /// Whether large requests and replies were read; each is an event of its own.
+    LargeLog,
     Latency,
     Histograms,
     Clients,
@@ -64,6 +68,7 @@ impl Part {
         match self {
             Part::Config => "config",
             Part::SlowLog => "slowlog",
+            Part::LargeLog => "largelog",
             Part::Latency => "latency",
             Part::Histograms => "histograms",
             Part::Clients => "clients",

@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use unslow_facts::{
-    Facts, Gap, Host, Lack, LaterView, Node, Own, Rtt, Sample, Seen, SentinelNode, SlowEntry, TimeRange,
+    Facts, Gap, Host, Lack, LargeEntry, LaterView, Node, Own, Rtt, Sample, Seen, SentinelNode, Side, SlowEntry,
+    TimeRange,
 };
 use unslow_series::{Damage, Directory, Event, Held, Item, Picked, Reader, Row, Rows, Span};
 use unslow_topology::{ClusterView, Info};
 
 use crate::info;
 use crate::scheme::{
-    ASKED, AWAY, Away, Greeted, HOST, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
-    Part, SECONDS, SENTINEL, SLOW, STALL, STARTED, Stall, TELL_AGAIN_MS, node_series,
+    ASKED, AWAY, Away, Greeted, HOST, LARGE, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS,
+    OWN_TOTAL, Part, SECONDS, SENTINEL, SLOW, STALL, STARTED, Stall, TELL_AGAIN_MS, node_series,
 };
 use crate::seconds::{SECONDS_MS, Seconds};
 use crate::window::{self, Counters, Trail, int, seconds_between};
@@ -469,7 +470,17 @@ impl<'a> Around<'a> {
         node.sockets = self.part(Part::Sockets, window, &not_asked);
         node.histograms = self.histograms(&not_asked);
         node.slowlog = match self.part::<Vec<SlowEntry>>(Part::SlowLog, window, &not_asked) {
-            Seen::Yes { source, at_ms, .. } => Seen::Yes { value: self.slow_entries(), source, at_ms },
+            Seen::Yes { source, at_ms, .. } => {
+                let value = self.logged(SLOW, |entry: &SlowEntry| (entry.at_s, entry.id, None));
+                Seen::Yes { value, source, at_ms }
+            }
+            no => no,
+        };
+        node.large = match self.part::<Vec<LargeEntry>>(Part::LargeLog, window, &not_asked) {
+            Seen::Yes { source, at_ms, .. } => {
+                let value = self.logged(LARGE, |entry: &LargeEntry| (entry.at_s, entry.id, Some(entry.side)));
+                Seen::Yes { value, source, at_ms }
+            }
             no => no,
         };
         if let Seen::Yes { value, .. } = self.part::<Greeted>(Part::Greeted, window, &not_asked) {
@@ -537,16 +548,17 @@ impl<'a> Around<'a> {
         Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: unix(at) }
     }
 
-    /// The newest first, as the server lists them; those of the window and of ten minutes before.
-    fn slow_entries(&self) -> Vec<SlowEntry> {
+    /// Entries of a log, the newest first, as the server lists them; those of the window and of ten minutes before.
+    /// `place` is when an entry was made, and what tells it from others.
+    fn logged<T: DeserializeOwned>(&self, kind: &str, place: impl Fn(&T) -> (u64, u64, Option<Side>)) -> Vec<T> {
         let window = self.window;
         let since_s = unix(window.start - LOOK_BACK_MS) / 1000;
         let end_s = unix(window.end).div_ceil(1000);
-        let all = of_kind::<SlowEntry>(self.events, SLOW).map(|(_, entry)| entry);
-        let mut entries: Vec<SlowEntry> = all.filter(|e| e.at_s >= since_s && e.at_s <= end_s).collect();
-        entries.sort_by_key(|e| std::cmp::Reverse((e.at_s, e.id)));
+        let all = of_kind::<T>(self.events, kind).map(|(_, entry)| entry);
+        let mut entries: Vec<T> = all.filter(|e| (since_s..=end_s).contains(&place(e).0)).collect();
+        entries.sort_by_key(|e| std::cmp::Reverse(place(e)));
         // A recorder that is started again reads all of the log.
-        entries.dedup_by_key(|e| (e.at_s, e.id));
+        entries.dedup_by_key(|e| place(e));
         entries
     }
 }

@@ -1,7 +1,7 @@
 //! From what was seen to the facts of a window, over a real directory and without a server.
 
 use std::sync::Arc;
-use unslow_facts::{Lack, Own, Seen, SlowEntry};
+use unslow_facts::{Lack, LargeEntry, Own, Seen, Side, SlowEntry};
 use unslow_probe::Round;
 use unslow_series::{Stamp, Writer};
 use unslow_topology::{DeploymentKind, Info, Role};
@@ -252,6 +252,34 @@ fn slow_commands_are_kept_once_and_a_log_that_begins_anew_too() {
     let node = rig.node(0, 40);
     let ids: Vec<u64> = node.slowlog.value().unwrap().iter().map(|e| e.id).collect();
     assert_eq!(ids, [0, 8, 7, 6], "the newest first");
+}
+
+#[test]
+fn large_requests_and_replies_have_numbers_of_their_own() {
+    let mut rig = Rig::new();
+    let entry = |id: u64, second: i64, side: Side| LargeEntry {
+        id,
+        at_s: (at(second).wall_ms / 1000) as u64,
+        side,
+        bytes: 2_000_000,
+        command: "MGET".into(),
+        key: None,
+        client: "10.0.0.7:5".into(),
+        client_name: String::new(),
+    };
+    let mut asked = |second: i64, value: Vec<LargeEntry>| {
+        let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
+        node.large = Seen::Yes { value, source: "COMMANDLOG GET".into(), at_ms: 0 };
+        rig.take(Note::Asked(0, at(second), Round::Often, Arc::new(node)));
+        rig.second(second, &info(second, "master", ""));
+    };
+    let (request, reply) = (Side::Request, Side::Reply);
+    asked(10, vec![entry(3, 9, request), entry(0, 8, reply)]);
+    asked(20, vec![entry(3, 9, request), entry(1, 15, reply), entry(0, 8, reply)]);
+    let node = rig.node(0, 40);
+    let told: Vec<(u64, Side)> = node.large.value().unwrap().iter().map(|e| (e.id, e.side)).collect();
+    assert_eq!(told, [(1, reply), (3, request), (0, reply)], "the newest first, each once");
+    assert!(rig.node(0, 40).slowlog.value().is_none(), "the other log was not read");
 }
 
 #[test]

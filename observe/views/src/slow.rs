@@ -1,7 +1,7 @@
-//! What took long: entries of the slow logs, and the servers' latency events.
+//! What took long: entries of the slow logs and the servers' latency events; and what was large, where servers log it.
 
-use unslow_facts::{Node, civil_date};
-use unslow_units::{count, time_us};
+use unslow_facts::{Node, Side, civil_date};
+use unslow_units::{bytes, count, time_us};
 
 use crate::table::{Cell, Column, Order, Row, Subject, Table, Tone};
 
@@ -12,7 +12,11 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
     let columns = vec![
         Column::word("when", 0, "time by the server's clock, in UTC"),
         Column::figure("took", 0, "execution time of the command, or duration of the event"),
-        Column::word("what", 0, "the command, or the latency event in brackets"),
+        Column::word(
+            "what",
+            0,
+            "the command, with its size where it was logged as large, or the latency event in brackets",
+        ),
         Column::word("server", 1, "its address"),
         Column::figure("args", 3, "number of arguments, including the command name"),
         Column::word("client", 2, "the client that sent it"),
@@ -30,6 +34,24 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
                 Cell::word(entry.command.as_str()),
                 Cell::word(node.address.as_str()),
                 Cell::figure(Some(f64::from(entry.args)), count),
+                Cell::word(entry.client.as_str()),
+                Cell::word(entry.key.clone().unwrap_or_default()),
+            ],
+            tone: Tone::Plain,
+        }));
+        table.rows.extend(node.large.value().into_iter().flatten().map(|entry| Row {
+            subject: Subject::Node(node.address.clone()),
+            cells: vec![
+                when(entry.at_s),
+                Cell::figure(None, time_us),
+                Cell::word(format!(
+                    "{} ({} of {})",
+                    entry.command,
+                    if entry.side == Side::Request { "request" } else { "reply" },
+                    bytes(entry.bytes as f64)
+                )),
+                Cell::word(node.address.as_str()),
+                Cell::figure(None, count),
                 Cell::word(entry.client.as_str()),
                 Cell::word(entry.key.clone().unwrap_or_default()),
             ],

@@ -21,11 +21,13 @@
 //!
 //! What to do: send less (compressed values, only the fields that are needed, copies kept in the client), then get a
 //! wider path.
-//! Sources: tcp_info and send queues of the server's sockets, INFO stats, /proc/net/dev, /sys/class/net/*/speed.
+//! Sources: tcp_info and send queues of the server's sockets, INFO stats, /proc/net/dev, /sys/class/net/*/speed;
+//! COMMANDLOG large-reply (Valkey 8.1+).
 
-use unslow_facts::{Link, PeerSockets};
+use unslow_facts::{Link, PeerSockets, Side};
 
 use super::far_client::is_local;
+use super::large;
 use super::noisy_neighbour::SEE_HOST;
 use super::prelude::*;
 
@@ -194,6 +196,7 @@ fn found(facts: &Facts, q: &Queue) -> Finding {
             ),
         );
     }
+    finding = large::shown(finding, node, Side::Reply);
     if let Some(device) = busy(facts, node) {
         finding = saw_device(finding, &device);
     }

@@ -17,10 +17,12 @@
 //! What to do: disconnect the largest client, then set limits: `maxmemory-clients` (7.0+) disconnects the largest
 //! first, `client-query-buffer-limit` and `client-output-buffer-limit normal` limit each client. Smaller batches remove
 //! the cause.
-//! Sources: INFO mem_clients_normal, evicted_clients; CLIENT LIST; Redis documentation on client eviction.
+//! Sources: INFO mem_clients_normal, evicted_clients; CLIENT LIST; COMMANDLOG (Valkey 8.1+); Redis
+//! documentation on client eviction.
 
-use unslow_facts::ClientRow;
+use unslow_facts::{ClientRow, Side};
 
+use super::large;
 use super::memory::{self, Limit};
 use super::prelude::*;
 
@@ -129,6 +131,7 @@ fn found(h: &Held) -> Finding {
             count(clients)
         ),
     );
+    let finding = large::shown(finding, node, if queries >= replies { Side::Request } else { Side::Reply });
     let finding = h.rows.iter().filter(|r| !r.flags.contains('P')).take(3).fold(finding, |finding, row| {
         finding.saw(
             node,

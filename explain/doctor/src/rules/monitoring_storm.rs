@@ -26,6 +26,7 @@ pub const COMMANDS: &[&str] = &[
     "client|list",
     "=client",
     "slowlog",
+    "commandlog",
     "latency",
     "memory",
     "config",

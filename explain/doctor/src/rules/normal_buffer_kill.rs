@@ -17,8 +17,12 @@
 //!
 //! What to do: request less at a time, and read replies as they arrive; until then, set a limit that is larger than the
 //! largest reply.
-//! Sources: INFO client_*_buffer_limit_disconnections; CONFIG GET client-output-buffer-limit; CLIENT LIST omem.
+//! Sources: INFO client_*_buffer_limit_disconnections; CONFIG GET client-output-buffer-limit; CLIENT LIST omem;
+//! COMMANDLOG large-reply (Valkey 8.1+).
 
+use unslow_facts::Side;
+
+use super::large;
 use super::prelude::*;
 use super::slow_subscriber::{Limit, output_limit};
 
@@ -153,6 +157,7 @@ fn found(worst: &Closed<'_>) -> Finding {
         ),
         None => finding,
     };
+    let finding = large::shown(finding, worst.node, Side::Reply);
     let finding = if worst.output > 0.0 { larger(finding, worst) } else { finding };
     finding.fix(
         "Request less at a time, and read replies while further requests are being sent",

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use procfs::net::DeviceStatus;
 use procfs::{CurrentSI, DiskStat, KernelStats};
-use unslow_facts::{Disk, Host, Link, MemoryGroup, Process, Reclaims, Tcp};
+use unslow_facts::{Disk, Host, Link, Process, Reclaims, Tcp};
 use unslow_process::{cpu_ticks, schedstat, seconds, stat};
 
 use super::cgroups::{self, Bounding, Groups, Mounts};
@@ -19,6 +19,8 @@ const SERVER: &str = "server/";
 const DISK: &str = "disk/";
 const LINK: &str = "link/";
 const PRESSURE: &str = "pressure/";
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
 /// The kernel's TCP counters, in the order of [`Tcp`].
 const TCP: [&str; 5] =
     ["tcp/retransmits", "tcp/segments_out", "tcp/listen_overflows", "tcp/listen_drops", "tcp/timeouts"];
@@ -48,10 +50,11 @@ impl Counted {
 /// Counters since the machine or a process was started, and what is used now, by name.
 ///
 /// Names: `cpu/all`, `cpu/idle`, `cpu/steal` (ticks of all processors), `cpu/runnable` (tasks), `pressure/cpu.some` and
-/// so on (us), `tcp/*`, `memory/available` and `memory/swap_used` (KiB), `memory/swap_in` (pages), `memory/reclaims`
-/// and `memory/compactions`, `disk/NAME/*` (writes, ms), `link/NAME/*` (bytes); of a server, behind `server/ADDRESS/`:
-/// `ticks`, `major_faults`, `main_ns` and `waited_ns` of its main thread, `periods/LEVEL/*` of its cgroups, and
-/// `group/*` of the one that bounds its memory.
+/// so on (ms), `tcp/*`, `memory/available` and `memory/swap_used` (MiB), `memory/swap_in` (pages), `memory/reclaims`
+/// and `memory/compactions`, `disk/NAME/*` (writes, ms), `link/NAME/*` (KiB); of a server, behind `server/ADDRESS/`:
+/// `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main thread, `periods/LEVEL/*` of its cgroups (ms,
+/// periods), and `group/*` of the one that bounds its memory. Units are as coarse as a share of some seconds allows:
+/// what is finer is noise, and noise cannot be compressed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(BTreeMap<String, i64>);
 
@@ -70,7 +73,7 @@ impl Counts {
         for resource in ["cpu", "io", "memory"] {
             let text = fs::read_to_string(format!("/proc/pressure/{resource}")).unwrap_or_default();
             for (name, us) in stalled(resource, &text) {
-                counts.put(format!("{PRESSURE}{name}"), us);
+                counts.put(format!("{PRESSURE}{name}"), us / 1000);
             }
         }
         for (name, n) in TCP.into_iter().zip(tcp().into_iter().flatten()) {
@@ -84,8 +87,8 @@ impl Counts {
             counts.put(of("busy_ms"), disk.time_in_progress);
         }
         for (name, device) in links() {
-            counts.put(format!("{LINK}{name}/received"), device.recv_bytes);
-            counts.put(format!("{LINK}{name}/sent"), device.sent_bytes);
+            counts.put(format!("{LINK}{name}/received"), device.recv_bytes / KIB);
+            counts.put(format!("{LINK}{name}/sent"), device.sent_bytes / KIB);
         }
         counts
     }
@@ -116,7 +119,7 @@ impl Counts {
 
     fn memory(&mut self) {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let of = |field: &str| kib(&meminfo, &format!("{field}:")).map(|bytes| bytes / 1024);
+        let of = |field: &str| kib(&meminfo, &format!("{field}:")).map(|bytes| bytes / MIB);
         if let Some(available) = of("MemAvailable") {
             self.put("memory/available", available);
         }
@@ -140,17 +143,17 @@ impl Counts {
         self.put(of("ticks"), cpu_ticks(&stat));
         self.put(of("major_faults"), stat.majflt);
         if let Some(main) = schedstat(*pid, *pid) {
-            self.put(of("main_ns"), main.sum_exec_runtime);
-            self.put(of("waited_ns"), main.run_delay);
+            self.put(of("main_ms"), main.sum_exec_runtime / 1_000_000);
+            self.put(of("waited_ms"), main.run_delay / 1_000_000);
         }
         for (dir, stopped) in cgroups::periods(&groups.cpu).into_iter().filter(|(_, p)| p.periods > 0) {
             let Some(level) = groups.cpu.iter().position(|at| *at == dir) else { continue };
-            self.put(of(&format!("periods/{level}/us")), stopped.us);
+            self.put(of(&format!("periods/{level}/ms")), stopped.us / 1000);
             self.put(of(&format!("periods/{level}/throttled")), stopped.throttled);
             self.put(of(&format!("periods/{level}/all")), stopped.periods);
         }
         if let Some(sample) = bounding.as_ref().and_then(|group| memory_group::sample(&group.dir)) {
-            sample.numbers().into_iter().for_each(|(what, n)| self.put(of(&format!("group/{what}")), n));
+            sample.counters().into_iter().for_each(|(what, n)| self.put(of(&format!("group/{what}")), n));
         }
     }
 
@@ -179,7 +182,7 @@ impl Counts {
         (host.steal_share, host.busy_share) = (cpu.map(|c| c.0), cpu.map(|c| c.1));
         let grown = |name: &str| self.grown(after, name);
         let stalled =
-            |name: &str| Some((name.to_string(), grown(&format!("{PRESSURE}{name}"))? as f64 / 1e6 / window_s));
+            |name: &str| Some((name.to_string(), grown(&format!("{PRESSURE}{name}"))? as f64 / 1e3 / window_s));
         host.pressure = after.names(PRESSURE, "").filter_map(stalled).collect();
         let [retransmits, segments_out, listen_overflows, listen_drops, timeouts] = TCP.map(grown);
         host.tcp = (|| {
@@ -191,8 +194,8 @@ impl Counts {
                 timeouts: timeouts?,
             })
         })();
-        host.memory_available_bytes = after.get("memory/available").map(|kib| kib * 1024);
-        host.swap_used_bytes = after.get("memory/swap_used").map(|kib| kib * 1024);
+        host.memory_available_bytes = after.get("memory/available").map(|mib| mib * MIB);
+        host.swap_used_bytes = after.get("memory/swap_used").map(|mib| mib * MIB);
         host.swap_in_pages = grown("memory/swap_in");
         host.reclaims = grown("memory/reclaims")
             .map(|direct| Reclaims { direct, compactions: grown("memory/compactions").unwrap_or(0) });
@@ -201,7 +204,7 @@ impl Counts {
         let link = |name: &str| {
             let carried = |what: &str| grown(&format!("{LINK}{name}/{what}"));
             let speed_mbit = speeds.get(name).copied().flatten();
-            let (received_bytes, sent_bytes) = (carried("received")?, carried("sent")?);
+            let (received_bytes, sent_bytes) = (carried("received")? * KIB, carried("sent")? * KIB);
             let link = Link { name: name.to_string(), speed_mbit, received_bytes, sent_bytes };
             (received_bytes > 0 || sent_bytes > 0).then_some(link)
         };
@@ -250,14 +253,14 @@ impl Counts {
         let Some(ticks) = grown("ticks") else { return };
         process.cpu_share = Some(seconds(ticks) / window_s);
         process.major_faults = grown("major_faults");
-        let share = |ns: u64| ns as f64 / 1e9 / window_s;
-        process.main_cpu_share = grown("main_ns").map(share);
-        process.run_delay_share = grown("waited_ns").map(share);
+        let share = |ms: u64| ms as f64 / 1e3 / window_s;
+        process.main_cpu_share = grown("main_ms").map(share);
+        process.run_delay_share = grown("waited_ms").map(share);
         let prefix = format!("{SERVER}{address}/periods/");
-        let stopped = after.names(&prefix, "/us").filter_map(|level| {
+        let stopped = after.names(&prefix, "/ms").filter_map(|level| {
             let of = |what: &str| grown(&format!("periods/{level}/{what}"));
             let above = level.parse().ok()?;
-            Some(cgroups::Stopped { above, us: of("us")?, throttled: of("throttled")?, periods: of("all")? })
+            Some(cgroups::Stopped { above, us: of("ms")? * 1000, throttled: of("throttled")?, periods: of("all")? })
         });
         if let Some(stopped) = stopped.reduce(cgroups::longest) {
             process.throttled_share = Some(stopped.us as f64 / 1e6 / window_s);
@@ -265,15 +268,9 @@ impl Counts {
             process.throttled_above = stopped.above;
         }
         if let Some(group) = &mut process.memory_group {
-            let of = |what: &str| after.get(&format!("{SERVER}{address}/group/{what}"));
-            *group = MemoryGroup {
-                above: group.above,
-                used_bytes: of("used_bytes").unwrap_or(group.used_bytes),
-                file_bytes: of("file_bytes").or(group.file_bytes),
-                limit_hits: grown("group/limit_hits"),
-                oom_kills: grown("group/oom_kills"),
-                stalled_share: grown("group/stalled_us").map(|us| us as f64 / 1e6 / window_s),
-            };
+            group.limit_hits = grown("group/limit_hits");
+            group.oom_kills = grown("group/oom_kills");
+            group.stalled_share = grown("group/stalled_ms").map(share);
         }
     }
 }
@@ -334,7 +331,11 @@ mod tests {
             addresses: vec!["10.0.0.1:6379".into()],
             cpu_share: Some(0.02),
             swap_bytes: Some(7),
-            memory_group: Some(MemoryGroup { above: 1, used_bytes: 5, ..MemoryGroup::default() }),
+            memory_group: Some(unslow_facts::MemoryGroup {
+                above: 1,
+                used_bytes: 5,
+                ..unslow_facts::MemoryGroup::default()
+            }),
             accept_queues: vec![unslow_facts::AcceptQueue {
                 address: "10.0.0.1:6379".into(),
                 waiting: 9,
@@ -361,30 +362,30 @@ mod tests {
                 ("cpu/all", 1000 * n),
                 ("cpu/idle", 500 * n),
                 ("cpu/steal", 100 * n),
-                ("pressure/io.some", 2_000_000 * n),
+                ("pressure/io.some", 2_000 * n),
                 ("tcp/retransmits", 3 * n),
                 ("tcp/segments_out", 100 * n),
                 ("tcp/listen_overflows", 20 * n),
                 ("tcp/listen_drops", 20 * n),
                 ("tcp/timeouts", 0),
-                ("memory/available", 2048),
+                ("memory/available", 2),
                 ("disk/sda/writes", 10 * n),
                 ("disk/sda/write_ms", 400 * n),
                 ("disk/sda/busy_ms", 1000 * n),
                 ("disk/sdb/writes", 10),
                 ("disk/sdb/write_ms", 400),
                 ("disk/sdb/busy_ms", 1000 * n),
-                ("link/eth0/received", 1_000_000 * n),
+                ("link/eth0/received", 1_000 * n),
                 ("link/eth0/sent", 0),
                 ("server/10.0.0.1:6379/ticks", 300 * n),
-                ("server/10.0.0.1:6379/waited_ns", 1_000_000_000 * n),
-                ("server/10.0.0.1:6379/periods/0/us", 0),
+                ("server/10.0.0.1:6379/waited_ms", 1_000 * n),
+                ("server/10.0.0.1:6379/periods/0/ms", 0),
                 ("server/10.0.0.1:6379/periods/0/throttled", 0),
                 ("server/10.0.0.1:6379/periods/0/all", 40 * n),
-                ("server/10.0.0.1:6379/periods/1/us", 2_000_000 * n),
+                ("server/10.0.0.1:6379/periods/1/ms", 2_000 * n),
                 ("server/10.0.0.1:6379/periods/1/throttled", 30 * n),
                 ("server/10.0.0.1:6379/periods/1/all", 40 * n),
-                ("server/10.0.0.1:6379/group/used_bytes", 77),
+                ("server/10.0.0.1:6379/group/stalled_ms", 1_000 * n),
                 ("server/10.0.0.1:6379/group/oom_kills", n),
             ])
         };
@@ -397,13 +398,13 @@ mod tests {
         assert_eq!(host.disks.len(), 1, "nothing was written to the other one");
         assert_eq!((host.disks[0].write_await_ms, host.disks[0].busy_share), (40.0, 0.25));
         let link = &host.links[0];
-        assert_eq!((link.received_bytes, link.sent_bytes, link.speed_mbit), (1_000_000, 0, Some(1000)));
+        assert_eq!((link.received_bytes, link.sent_bytes, link.speed_mbit), (1_024_000, 0, Some(1000)));
         let process = &host.processes[0];
         assert_eq!((process.cpu_share, process.run_delay_share), (Some(0.75), Some(0.25)));
         assert_eq!((process.throttled_share, process.throttled_periods), (Some(0.5), Some((30, 40))));
         assert_eq!((process.throttled_above, process.swap_bytes), (1, Some(7)), "swap is of the minute");
         let group = process.memory_group.as_ref().unwrap();
-        assert_eq!((group.above, group.used_bytes, group.oom_kills), (1, 77, Some(1)));
+        assert_eq!((group.above, group.used_bytes, group.oom_kills, group.stalled_share), (1, 5, Some(1), Some(0.25)));
         assert_eq!(process.accept_queues[0].dropped, Some(20), "no more than on the whole machine");
         assert_eq!(host.cores[0].device_interrupts, Some(400));
     }

@@ -19,15 +19,10 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What is known of it, by the names of its fields.
-    pub fn numbers(&self) -> Vec<(&'static str, u64)> {
-        let all = [
-            ("used_bytes", Some(self.used_bytes)),
-            ("file_bytes", self.file_bytes),
-            ("limit_hits", self.limit_hits),
-            ("oom_kills", self.oom_kills),
-            ("stalled_us", self.stalled_us),
-        ];
+    /// What it counts, by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let stalled_ms = self.stalled_us.map(|us| us / 1000);
+        let all = [("limit_hits", self.limit_hits), ("oom_kills", self.oom_kills), ("stalled_ms", stalled_ms)];
         all.into_iter().filter_map(|(name, n)| Some((name, n?))).collect()
     }
 }
