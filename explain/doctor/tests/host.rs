@@ -8,8 +8,8 @@ use common::{answer, finding, seen};
 use hand::{HERE, alone, command, commands, lines, machine, peer, server, stranger, text};
 use unslow_doctor::{Answered, Confidence, Currency, Severity, diagnose};
 use unslow_facts::{
-    AcceptQueue, ClientGroup, Clients, Core, Facts, Gap, Host, Lack, MemoryGroup, MemoryNode, Neighbour, PeerSockets,
-    Process, Reclaims, Seen, Speed, Tcp,
+    AcceptQueue, ClientGroup, Clients, Core, Facts, Gap, Host, Lack, LargeEntry, MemoryGroup, MemoryNode, Neighbour,
+    PeerSockets, Process, Reclaims, Seen, Side, Speed, Tcp,
 };
 
 /// A server that an application uses, and that came to say this, on this machine.
@@ -578,6 +578,21 @@ fn closed_clients_are_ordinary_where_no_others_can_be_meant() {
     assert!((found.impact.value - 864.0).abs() < 1e-6, "1 % of the commands: {:?}", found.impact);
     assert_eq!(found.severity, Severity::Medium, "they cost these commands, and no others");
     assert!(commands(&found).contains("\"normal 2097152 1048576 10\""), "{}", commands(&found));
+    // Where the server has logged how large replies were, the limit fits the largest.
+    let mut logged = closed(LIMITED, 100.0, 0.0, 0.0, 0.0);
+    let reply = LargeEntry {
+        id: 1,
+        at_s: logged.nodes[0].at_ms() / 1000,
+        side: Side::Reply,
+        bytes: 9_000_000,
+        command: "HGETALL".into(),
+        key: None,
+        client: "10.0.0.7:5".into(),
+        client_name: String::new(),
+    };
+    logged.nodes[0].large = seen(vec![reply]);
+    let found = finding(&logged, "normal_buffer_kill");
+    assert!(commands(&found).contains("\"normal 18000000 18000000 10\""), "{}", commands(&found));
     // The query buffer is of ordinary clients alone.
     let query = finding(&closed(DEFAULT, 0.0, 5.0, 3.0, 0.0), "normal_buffer_kill");
     assert!(query.title.contains("query buffers") && !commands(&query).contains("normal"), "{}", query.title);

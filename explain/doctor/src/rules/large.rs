@@ -21,6 +21,11 @@ fn of_window(node: &Node, side: Side) -> Vec<&LargeEntry> {
     entries
 }
 
+/// The largest of the window, in bytes.
+pub fn largest(node: &Node, side: Side) -> Option<u64> {
+    of_window(node, side).first().map(|entry| entry.bytes)
+}
+
 /// What was largest in the window, who sent it or asked for it, and which key it was about.
 pub fn shown(mut finding: Finding, node: &Node, side: Side) -> Finding {
     let (log, way) = match side {

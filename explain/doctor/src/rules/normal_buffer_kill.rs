@@ -178,7 +178,9 @@ fn larger(finding: Finding, worst: &Closed<'_>) -> Finding {
     let memory =
         node.number("maxmemory").filter(|m| *m > 0.0).or_else(|| node.number("total_system_memory")).unwrap_or(10e9);
     let most = (memory / 10.0).floor();
-    let double = |n: f64| (2.0 * n).min(most.max(n));
+    // Twice what was too small; where the server tells how large replies were, twice the largest.
+    let reply = large::largest(node, Side::Reply).unwrap_or(0) as f64;
+    let double = |n: f64| if n > 0.0 { (2.0 * n.max(reply)).min(most.max(n)) } else { n };
     let new = Limit { hard: double(old.hard), soft: double(old.soft), soft_s: old.soft_s };
     if new == old {
         return finding;
