@@ -28,7 +28,6 @@ fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
     table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_width(u16::MAX);
     for row in rows {
-        // An empty line of text would be none.
         table.add_row(row.iter().take(widths.len()));
     }
     for (column, width) in table.column_iter_mut().zip(&widths) {
@@ -45,7 +44,7 @@ fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
     }
     if widths.len() < count {
         let faint = style::FAINT;
-        let left_out = titles[widths.len()..].join(", ");
+        let left_out = titles.get(widths.len()..).unwrap_or_default().join(", ");
         let line = format!("not shown: {left_out}; a wider terminal, a pipe or --format json has all columns");
         out += &format!("{faint}{}{faint:#}\n", textwrap::fill(&line, width.unwrap_or(usize::MAX)));
     }
@@ -140,6 +139,9 @@ mod tests {
         assert_eq!(within(&[], Some(80)), "");
         let ragged = vec![vec!["a".to_string(), "b".into()], vec!["1".into()]];
         assert_eq!(plain(&within(&ragged, Some(80))), "a  b\n1\n");
+        let long = "x".repeat(30);
+        let short_titles = vec![vec!["a".to_string()], vec![long.clone(), long.clone(), long.clone()]];
+        assert!(plain(&within(&short_titles, Some(70))).contains(&long));
     }
 
     proptest::proptest! {

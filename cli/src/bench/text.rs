@@ -141,10 +141,10 @@ pub fn sentence(run: &Run) -> String {
 
 /// A row for each distribution of latencies.
 fn latencies(run: &Run, verbose: bool) -> String {
-    let head = ["", "requests", "mean", "p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "max"];
+    let head = ["", "requests", "mean", "p50", "p90", "p99", "p99.9", "max", "p99.99", "p99.999"];
     let mut rows = vec![head.map(str::to_string).to_vec()];
     let mut row = |name: &str, l: &Latency| {
-        let times = [l.us_mean, l.us_p50, l.us_p90, l.us_p99, l.us_p99_9, l.us_p99_99, l.us_p99_999, l.us_max];
+        let times = [l.us_mean, l.us_p50, l.us_p90, l.us_p99, l.us_p99_9, l.us_max, l.us_p99_99, l.us_p99_999];
         let mut row = vec![name.to_string(), count(l.count as f64)];
         row.extend(times.map(|t| if l.count == 0 { "-".to_string() } else { time_us(t) }));
         rows.push(row);

@@ -1,6 +1,6 @@
 //! `unslow doctor --print-acl`: the least user a diagnosis needs.
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use serde_json::json;
 use unslow_client::{Product, ReadOnly, Target, acl_rule};
 use unslow_topology::Info;
@@ -14,18 +14,11 @@ pub const ASK: &str = "ask";
 /// Prints the rule for `version`, or for the server that is named. `--print-acl URL` reads as naturally as
 /// `URL --print-acl`.
 pub fn print(version: &str, named: Option<Target>, reach: &Reach, output: &Output) -> anyhow::Result<u8> {
-    let is_version = version.starts_with(|c: char| c.is_ascii_digit())
-        && version.split('.').all(|p| p.parse::<u32>().is_ok())
-        && version.split('.').count() < 4;
-    let (server, sentinel) = if is_version {
-        let mut parts = version.split('.').map(str::parse);
-        let (Some(Ok(major)), minor) = (parts.next(), parts.next()) else {
-            bail!("invalid version {version:?}; expected a value such as 7.0 or 6.2")
-        };
-        (Product::Redis(major, minor.and_then(Result::ok).unwrap_or(0)), false)
+    let (server, sentinel) = if let Some(typed) = typed(version) {
+        (typed, false)
     } else {
-        let typed = Some(version).filter(|version| *version != ASK).map(|url| reach.target(url)).transpose()?;
-        let target = named.or(typed);
+        let url = Some(version).filter(|version| *version != ASK).map(|url| reach.target(url)).transpose()?;
+        let target = named.or(url);
         let target = target.context("give the URL of a server to ask, or a version: unslow doctor --print-acl 7.0")?;
         let mut connection = ReadOnly::open(&target, &reach.options()?)?;
         let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
@@ -45,6 +38,22 @@ pub fn print(version: &str, named: Option<Target>, reach: &Reach, output: &Outpu
     Ok(0)
 }
 
+/// A version as it is typed: `7.0` and `6` are Redis', `valkey-8.1` is Valkey's. `None` for what is an address.
+fn typed(version: &str) -> Option<Product> {
+    // A server may be called valkey-0.
+    let (product, number): (fn(u32, u32) -> Product, &str) = match version.split_once('-') {
+        Some(("valkey", number)) if number.contains('.') => (Product::Valkey, number),
+        Some(("redis", number)) if number.contains('.') => (Product::Redis, number),
+        _ => (Product::Redis, version),
+    };
+    let parts: Vec<u32> = number.split('.').map(str::parse).collect::<Result<_, _>>().ok()?;
+    match parts[..] {
+        [major] => Some(product(major, 0)),
+        [major, minor] | [major, minor, _] => Some(product(major, minor)),
+        _ => None,
+    }
+}
+
 /// What the server is. One that hides its version gets the rule of none.
 fn product(info: &Info) -> Product {
     let (major, minor, _) = info.version().unwrap_or_default();
@@ -57,6 +66,16 @@ fn product(info: &Info) -> Product {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_is_not_an_address() {
+        assert_eq!(typed("6"), Some(Product::Redis(6, 0)));
+        assert_eq!((typed("7.0.15"), typed("redis-7.0")), (Some(Product::Redis(7, 0)), Some(Product::Redis(7, 0))));
+        assert_eq!(typed("valkey-8.1"), Some(Product::Valkey(8, 1)));
+        for address in ["10.0.0.1", "localhost:6379", "redis://h", "valkey-0", "valkey-0.internal", "", ASK] {
+            assert_eq!(typed(address), None, "{address}");
+        }
+    }
 
     #[test]
     fn a_server_is_known_by_its_own_version() {

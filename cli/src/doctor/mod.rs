@@ -107,8 +107,8 @@ pub struct Doctor {
     /// Show key names instead of hashes
     #[arg(long)]
     show_keys: bool,
-    /// Print the minimal ACL user for a diagnosis, for the server at URL or the version given here (such as 7.0), and
-    /// exit
+    /// Print the minimal ACL user for a diagnosis, for the server at URL or the version given here (7.0, valkey-8.1),
+    /// and exit
     #[arg(long, value_name = "VERSION", num_args = 0..=1, default_missing_value = acl::ASK)]
     print_acl: Option<String>,
     #[command(flatten)]

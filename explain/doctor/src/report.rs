@@ -412,6 +412,7 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
             node.rtt.refused(),
             // An older server lacks nothing that could be granted, and the findings are there without it.
             node.histograms.refused().filter(|gap| gap.lack == Lack::Rights),
+            node.large.refused().filter(|gap| gap.lack == Lack::Rights),
         ];
         let cluster = [node.cluster.refused(), node.cluster_info.refused()];
         let cluster = cluster.into_iter().filter(|_| facts.kind == DeploymentKind::Cluster);

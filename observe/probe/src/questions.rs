@@ -140,7 +140,8 @@ pub fn is_open<T>(seen: &Seen<T>) -> bool {
 
 /// Whether a question that is asked of every server is still without an answer.
 pub fn is_any_open(node: &Node) -> bool {
-    is_open(&node.slowlog) || are_sizes_open(node) || is_open(&node.latency) || is_open(&node.clients)
+    let large = is_open(&node.large) && slowlog::keeps_large(node);
+    is_open(&node.slowlog) || are_sizes_open(node) || large || is_open(&node.latency) || is_open(&node.clients)
 }
 
 /// Keys are known from the slow log, and a server that reads its data set shows none.

@@ -5,7 +5,7 @@ use unslow_client::Value;
 use unslow_facts::{LargeEntry, Node, Seen, Side, SlowEntry};
 use unslow_topology::Info;
 
-use crate::ask::{Ask, seen};
+use crate::ask::{Ask, seen, unseen};
 use crate::salt::Salt;
 
 /// Entries asked for: the default length of the log.
@@ -26,6 +26,7 @@ pub fn look(ask: &mut Ask, salt: &Salt) -> (Seen<Vec<SlowEntry>>, Vec<Vec<u8>>) 
 
 /// Entries of each kind of large ones that are asked for.
 const LARGE_ENTRIES: &str = "32";
+const LARGE_SOURCE: &str = "COMMANDLOG GET 32 large-request, large-reply";
 
 /// Whether the server keeps such a log.
 pub fn keeps_large(node: &Node) -> bool {
@@ -34,18 +35,20 @@ pub fn keeps_large(node: &Node) -> bool {
 
 /// Requests and replies that were large.
 pub fn large(ask: &mut Ask, salt: &Salt) -> Seen<Vec<LargeEntry>> {
-    let asked = [(Side::Request, "large-request"), (Side::Reply, "large-reply")].map(|(side, log)| {
+    let mut all = Vec::new();
+    for (side, log) in [(Side::Request, "large-request"), (Side::Reply, "large-reply")] {
         let of = |entry: &Value| {
             // Shaped as those of the slow log, with bytes where that has its time.
             let SlowEntry { id, at_s, us: bytes, command, key, client, client_name, .. } =
                 self::entry(entry, salt, &mut Vec::new())?;
             Some(LargeEntry { id, at_s, side, bytes, command, key, client, client_name })
         };
-        let reply = ask.call(&["COMMANDLOG", "GET", LARGE_ENTRIES, log]);
-        reply.map(|reply| reply.items().iter().filter_map(of).collect::<Vec<_>>())
-    });
-    let [requests, replies] = asked;
-    seen(requests.and_then(|all| Ok([all, replies?].concat())), "COMMANDLOG GET 32 large-request, large-reply")
+        match ask.call(&["COMMANDLOG", "GET", LARGE_ENTRIES, log]) {
+            Ok(reply) => all.extend(reply.items().iter().filter_map(of)),
+            Err(e) => return unseen(&e, LARGE_SOURCE),
+        }
+    }
+    seen(Ok(all), LARGE_SOURCE)
 }
 
 fn entry(value: &Value, salt: &Salt, keys: &mut Vec<Vec<u8>>) -> Option<SlowEntry> {

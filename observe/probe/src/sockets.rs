@@ -47,12 +47,17 @@ pub fn all() -> std::io::Result<Vec<TcpSocket>> {
 
 /// Connections that the kernel has dropped at each listening socket since it was opened, by the socket's inode.
 pub fn listen_drops() -> BTreeMap<u32, u32> {
+    listening().iter().filter_map(|s| Some((s.inode, s.drops?))).collect()
+}
+
+/// The listening sockets, with what was dropped there.
+pub fn listening() -> Vec<TcpSocket> {
     let mut found = Vec::new();
     for family in [AF_INET, AF_INET6] {
         // Kernels before 4.6 do not count them, and their shorter answer cannot be read: then they stay unseen.
         let _ = dump(family, StateFlags::LISTEN, ExtensionFlags::SKMEMINFO, &mut found);
     }
-    found.iter().filter_map(|s| Some((s.inode, s.drops?))).collect()
+    found
 }
 
 fn dump(family: u8, states: StateFlags, extensions: ExtensionFlags, found: &mut Vec<TcpSocket>) -> std::io::Result<()> {

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use unslow_series::{Directory, Item, Memory, Reader, Stamp, Writer};
 
+use crate::scheme::SECONDS;
+use crate::seconds::SECONDS_MS;
 use crate::tape::{FRESH_MS, HOST_MS, LOOK_BACK_MS, Tape, TapeError};
 
 /// Rows between two looks at whether a chunk is full.
@@ -38,7 +40,8 @@ fn export(reader: &Reader<Directory>, range_ms: Range<i64>, file: &Path) -> Resu
             continue;
         }
         let series = writer.series(&name)?;
-        let rows_ms = range_ms.start - FRESH_MS..range_ms.end;
+        let before_ms = if *name == *SECONDS { SECONDS_MS } else { FRESH_MS };
+        let rows_ms = range_ms.start - before_ms..range_ms.end;
         let mut texts = reader.texts(&name, rows_ms.clone()).items;
         texts.sort_by_key(|held| held.since_ms);
         for held in texts {

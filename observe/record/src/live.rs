@@ -197,13 +197,16 @@ impl Live {
     /// The machine as the last look found it, with what was counted in the window.
     fn host(&self, now: Stamp) -> Option<Host> {
         let fresh = self.host.as_ref().filter(|(at, _)| now.mono_ms.saturating_sub(*at) < HOST_MS);
-        let mut host = fresh.map(|(_, host)| host.clone())?;
-        if let (Some((begun, first)), Some((ended, last))) = (self.counts.front(), self.counts.back())
-            && ended.mono_ms.saturating_sub(begun.mono_ms) >= SPAN_MS
-        {
-            first.narrow(last, seconds_between(*begun, *ended, true), &mut host);
-        }
-        host.check().is_ok().then_some(host)
+        let host = fresh.map(|(_, host)| host.clone()).filter(|host| host.check().is_ok())?;
+        let counted = || {
+            let ((begun, first), (ended, last)) = (self.counts.front()?, self.counts.back()?);
+            let is_enough = ended.mono_ms.saturating_sub(begun.mono_ms) >= SPAN_MS;
+            let mut narrow = Some(host.clone()).filter(|_| is_enough)?;
+            first.narrow(last, seconds_between(*begun, *ended, true), unix(ended.wall_ms), &mut narrow);
+            narrow.check().is_ok().then_some(narrow)
+        };
+        let narrow = counted();
+        narrow.or(Some(host))
     }
 }
 

@@ -350,7 +350,8 @@ fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, tell:
         while begun.elapsed() < lasts {
             if !servers.is_empty() && Instant::now() >= next {
                 tell(Note::Counts(stamp(), Counts::take(&servers)));
-                next += pause;
+                // After a time in which it was stopped there is one reading, not one for each second.
+                next = (next + pause).max(Instant::now());
             }
             let wait = if servers.is_empty() { lasts } else { next.saturating_duration_since(Instant::now()) };
             // The end unparks it.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use unslow_facts::Host;
 use unslow_probe::host::Counts;
 use unslow_series::{Directory, Item, Row, Rows};
 
@@ -12,54 +13,72 @@ pub const SECONDS_MS: i64 = 15_000;
 
 pub struct Seconds<'a> {
     rows: Rows<'a, Directory>,
-    /// Read and not yet used.
-    next: Option<Row>,
+    /// Read and not yet used, and whether the clock was set before it.
+    next: Option<(Row, bool)>,
     /// The last one so far.
     edge: Option<Row>,
+    /// The first one since the clock was set, where it was in this window.
+    since_set: Option<Row>,
 }
 
 impl Seconds<'_> {
     pub fn of(rows: Rows<'_, Directory>) -> Seconds<'_> {
-        Seconds { rows, next: None, edge: None }
+        Seconds { rows, next: None, edge: None, since_set: None }
     }
 
-    /// The counters at both ends of a window, and the seconds between them. `None` where they cover less than half of
-    /// it.
-    pub fn of_window(&mut self, window: &Range<i64>) -> Option<(Counts, Counts, f64)> {
+    /// A look at the machine as one at this window. `None` where the counters cover less than half of the window, are
+    /// of another machine or of a boot before, or say what cannot be.
+    pub fn narrow(&mut self, window: &Range<i64>, host: &Host) -> Option<Host> {
+        let (first, last) = self.of_window(window)?;
+        let (before, after) = (counts(&first), counts(&last));
+        let mut narrow = Some(host.clone()).filter(|_| before.is_same_boot(&after))?;
+        let at_ms = u64::try_from(last.at.wall_ms).unwrap_or(0);
+        before.narrow(&after, seconds_between(first.at, last.at, false), at_ms, &mut narrow);
+        narrow.check().is_ok().then_some(narrow)
+    }
+
+    /// The rows next to both ends of a window. Between them the clock was not set.
+    fn of_window(&mut self, window: &Range<i64>) -> Option<(Row, Row)> {
+        self.since_set = None;
         let before = self.up_to(window.start).filter(|row| row.at.wall_ms >= window.start - SECONDS_MS);
+        self.since_set = None;
         // A recorder, or its first look, began in the window.
-        let first = before.or_else(|| self.row().inspect(|row| self.next = Some(row.clone())))?;
+        let first = before.or_else(|| self.row().inspect(|next| self.next = Some(next.clone())).map(|next| next.0))?;
         let last = self.up_to(window.end)?;
+        let first = self.since_set.take().unwrap_or(first);
         let covered_ms = last.at.wall_ms - first.at.wall_ms.max(window.start);
-        if 2 * covered_ms < window.end - window.start {
-            return None;
-        }
-        Some((counts(&first), counts(&last), seconds_between(first.at, last.at, false)))
+        (2 * covered_ms >= window.end - window.start).then_some((first, last))
     }
 
     /// The last row up to this time.
     fn up_to(&mut self, end_ms: i64) -> Option<Row> {
-        while let Some(row) = self.row() {
+        while let Some((row, is_set)) = self.row() {
             if row.at.wall_ms > end_ms {
-                self.next = Some(row);
+                self.next = Some((row, is_set));
                 break;
+            }
+            if is_set {
+                // What lies before a clock that was set is no beginning of a window after it.
+                self.since_set = Some(row.clone());
             }
             self.edge = Some(row);
         }
         self.edge.clone()
     }
 
-    fn row(&mut self) -> Option<Row> {
-        self.next.take().or_else(|| {
-            self.rows.by_ref().find_map(|item| match item {
-                Item::Row(row) => Some(row),
-                // What lies before a clock that was set is no beginning of a window after it.
-                Item::Step(_) => {
-                    self.edge = None;
-                    None
-                }
-                Item::Gap(_) => None,
-            })
+    /// The next row, and whether the clock was set before it.
+    fn row(&mut self) -> Option<(Row, bool)> {
+        if let Some(next) = self.next.take() {
+            return Some(next);
+        }
+        let mut is_set = false;
+        self.rows.by_ref().find_map(|item| match item {
+            Item::Row(row) => Some((row, is_set)),
+            Item::Step(_) => {
+                is_set = true;
+                None
+            }
+            Item::Gap(_) => None,
         })
     }
 }
@@ -70,7 +89,7 @@ fn counts(row: &Row) -> Counts {
 
 #[cfg(test)]
 mod tests {
-    use unslow_facts::{Host, Own, Process};
+    use unslow_facts::{Own, Process};
     use unslow_series::{Stamp, Writer};
 
     use super::*;
@@ -107,6 +126,27 @@ mod tests {
         dir
     }
 
+    /// Two machines, or two boots of one, and a clock that is set back by 50 s after a minute.
+    fn disturbed(boots: [i64; 2], back_s: i64) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::new(Writer::open(dir.path(), Store::default()).unwrap(), at(0)).unwrap();
+        for second in 0..=100 {
+            let after = second > 60;
+            let wall_ms = at(second).wall_ms - if after { back_s * 1000 } else { 0 };
+            let steal = if after { 0 } else { 200 * second };
+            let numbers = [
+                ("machine/boot", boots[usize::from(after)]),
+                ("cpu/all", 200 * second),
+                ("cpu/idle", 0),
+                ("cpu/steal", steal),
+            ];
+            let counts = Counts::of_numbers(numbers.map(|(name, n)| (name.to_string(), n)));
+            keeper.take(&Note::Counts(Stamp { wall_ms, ..at(second) }, counts)).unwrap();
+        }
+        keeper.close().unwrap();
+        dir
+    }
+
     /// What was stolen, and of how many seconds, window by window.
     fn stolen(dir: &tempfile::TempDir, windows: &[(i64, i64)]) -> Vec<Option<(f64, f64)>> {
         let tape = Tape::open(dir.path()).unwrap();
@@ -114,10 +154,8 @@ mod tests {
         let rows = tape.reader.range(crate::scheme::SECONDS, from - SECONDS_MS..to + SECONDS_MS);
         let mut seconds = Seconds::of(rows);
         let share = |(from, to): &(i64, i64)| {
-            let (first, last, s) = seconds.of_window(&(at(*from).wall_ms..at(*to).wall_ms))?;
-            let mut host = Host { window_s: 60.0, ..Host::default() };
-            first.narrow(&last, s, &mut host);
-            Some((host.steal_share?, s))
+            let host = seconds.narrow(&(at(*from).wall_ms..at(*to).wall_ms), &Host::default())?;
+            Some((host.steal_share?, host.window_s))
         };
         windows.iter().map(share).collect()
     }
@@ -151,6 +189,19 @@ mod tests {
         assert_eq!(host(46, 56), (Some(0.0), 10.0, Some(0.5)));
         // The recorder ended before the minute did.
         assert_eq!(host(130, 145), (Some(0.0), 15.0, Some(0.5)));
+    }
+
+    #[test]
+    fn no_difference_is_formed_across_a_boot_or_a_clock_that_was_set() {
+        let dir = disturbed([1, 2], 0);
+        assert_eq!(stolen(&dir, &[(50, 60), (60, 70), (70, 80)]), [Some((1.0, 10.0)), None, Some((0.0, 10.0))]);
+        // The 61st second is the 11th again: what came before it is no beginning.
+        let dir = disturbed([1, 1], 50);
+        assert_eq!(stolen(&dir, &[(5, 30)]), [Some((1.0, 25.0))]);
+        assert_eq!(stolen(&dir, &[(50, 70)]), [None]);
+        // Or the 111th: ten seconds are not sixty.
+        let dir = disturbed([1, 1], -50);
+        assert_eq!(stolen(&dir, &[(50, 70), (100, 130)]), [Some((1.0, 10.0)), Some((0.0, 19.0))]);
     }
 
     #[test]

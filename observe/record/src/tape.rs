@@ -40,6 +40,9 @@ const MINUTE_MS: i64 = 60_000;
 /// What a minute on the machine was like is known when it is over.
 pub const HOST_MS: i64 = 70_000;
 
+/// Servers and settings are those of a look this long ago at most, where there was none since.
+const LAST_LOOK_MS: i64 = 2 * HOST_MS;
+
 /// Why a recording gives no facts.
 #[derive(Debug, thiserror::Error)]
 pub enum TapeError {
@@ -264,16 +267,16 @@ impl Iterator for Windows<'_> {
 impl Windows<'_> {
     /// The machine in this window: what a look at it found in the minute around, and what was counted in the window.
     fn host(&mut self, window: &Range<i64>) -> Option<Host> {
-        let counts = self.seconds.of_window(window);
         let behind = self.hosts.iter().find(|(at, _)| *at >= window.end && *at < window.end + HOST_MS);
         let around = behind.or(self.hosts.iter().rev().find(|(at, _)| window.contains(at)));
+        let look = around.map(|(_, host)| host.clone()).filter(|host| host.check().is_ok());
         // The recorder ended before the minute did: servers and settings are those of the look before.
-        let before = || self.hosts.iter().rev().find(|(at, _)| *at < window.end).filter(|_| counts.is_some());
-        let mut host = around.or_else(before).map(|(_, host)| host.clone())?;
-        if let Some((first, last, window_s)) = counts {
-            first.narrow(&last, window_s, &mut host);
-        }
-        host.check().is_ok().then_some(host)
+        let is_before = |at: i64| (window.end - LAST_LOOK_MS..window.end).contains(&at);
+        let before = || self.hosts.iter().rev().find(|(at, host)| is_before(*at) && host.check().is_ok());
+        let known = look.clone().or_else(|| Some(before()?.1.clone())).unwrap_or_default();
+        // Read on even where nothing is known, for the windows to come.
+        let narrow = self.seconds.narrow(window, &known).filter(|host| !host.processes.is_empty());
+        narrow.or(look)
     }
 }
 

@@ -7,6 +7,7 @@
 use unslow_facts::{Facts, Host, Neighbour, Node};
 use unslow_topology::DeploymentKind;
 
+use super::peers::{self, Stake, Standing};
 use crate::measure::Outcomes;
 use crate::{Finding, When};
 
@@ -26,9 +27,6 @@ const ERRORS: &[(&str, &[&str])] = &[
 /// What every node of a cluster answers while one master is marked failed and no replica has been elected, unless
 /// `cluster-require-full-coverage` is off. The node it is about answers nothing.
 const DOWN: &str = "CLUSTERDOWN";
-/// Causes that make the others of a cluster answer [`DOWN`].
-const TAKE_ALL_DOWN: &[&str] =
-    &["slots_uncovered", "node_hangs", "node_unreachable", "node_timeout_margin", "failover_flapping"];
 /// Of the errors, or of the processors' time: what a cause must account for.
 const MOST: f64 = 0.5;
 
@@ -36,18 +34,15 @@ const MOST: f64 = 0.5;
 /// of them, and the arrow's condition holds if it has one.
 pub fn holds(facts: &Facts, cause: &Finding, effect: &Finding) -> bool {
     let on = || effect.subjects.iter().filter_map(move |address| facts.node(address));
-    let is_on_all = || {
-        facts.kind == DeploymentKind::Cluster
-            && effect.id == "error_flood"
-            && TAKE_ALL_DOWN.contains(&cause.id.as_str())
-            && are_most(on(), &[DOWN])
-    };
+    let is_on_all = || effect.id == "error_flood" && takes_all_down(facts, cause) && are_most(on(), &[DOWN]);
     if !share_a_server(cause, effect) && !is_on_all() {
         return false;
     }
     match (cause.id.as_str(), effect.id.as_str()) {
-        // Errors are counted in the window, and a stall or an election of before it is not behind them.
-        ("node_timeout_margin" | "failover_flapping", "error_flood") if !is_of_window(facts, cause) => false,
+        ("failover_flapping", "error_flood") if !is_of_window(facts, cause) => false,
+        ("node_hangs" | "node_unreachable" | "node_timeout_margin", "error_flood") if !takes_all_down(facts, cause) => {
+            false
+        }
         (id, "error_flood") => {
             let kinds = ERRORS.iter().find(|(rule, _)| *rule == id).map(|(_, kinds)| *kinds);
             kinds.is_none_or(|kinds| are_most(on(), kinds))
@@ -60,6 +55,30 @@ pub fn holds(facts: &Facts, cause: &Finding, effect: &Finding) -> bool {
             on().any(failed)
         }
         _ => true,
+    }
+}
+
+/// Whether this makes the others of a cluster answer [`DOWN`]: a master was lost to them all, in this window. Errors
+/// are counted in the window, and what was over before it, or is away for days, is not behind them.
+fn takes_all_down(facts: &Facts, cause: &Finding) -> bool {
+    if facts.kind != DeploymentKind::Cluster {
+        return false;
+    }
+    let view = peers::cluster(facts).map(|(_, merged)| merged);
+    let of_master = |n: &&Node| !matches!(peers::stake(facts, view.as_ref(), n), Stake::Copy { .. } | Stake::Nothing);
+    let is_lost = |n: &Node| {
+        let replaced = matches!(peers::stake(facts, view.as_ref(), n), Stake::Replaced { .. });
+        replaced || matches!(peers::standing(facts, n), Standing::Lost { .. })
+    };
+    let mut subjects = cause.subjects.iter().filter_map(|address| facts.node(address));
+    match cause.id.as_str() {
+        "slots_uncovered" => true,
+        "failover_flapping" => is_of_window(facts, cause),
+        "node_timeout_margin" => {
+            is_of_window(facts, cause) && subjects.any(|n| super::node_timeout_margin::outlasted(facts, n))
+        }
+        "node_hangs" | "node_unreachable" => is_of_window(facts, cause) && subjects.filter(of_master).any(is_lost),
+        _ => false,
     }
 }
 
@@ -112,7 +131,7 @@ fn own_children<'a>(processes: impl Iterator<Item = (&'a Host, &'a unslow_facts:
 
 #[cfg(test)]
 mod tests {
-    use unslow_facts::Process;
+    use unslow_facts::{Process, Seen};
 
     use super::super::made::{node_at, of};
     use super::*;
@@ -142,7 +161,8 @@ mod tests {
     #[test]
     fn a_flood_is_beneath_a_cause_whose_errors_it_is_made_of() {
         let flood = finding("error_flood");
-        for (cause, kinds) in ERRORS {
+        let own_conditions = ["node_hangs", "node_unreachable", "node_timeout_margin"];
+        for (cause, kinds) in ERRORS.iter().filter(|(cause, _)| !own_conditions.contains(cause)) {
             let holds = |errors: &[(&str, u64)]| holds(&failing(errors), &now(finding(cause)), &flood);
             assert!(holds(&[(kinds[0], 300), ("WRONGTYPE", 20)]), "{cause}");
             assert!(!holds(&[("WRONGTYPE", 300)]), "{cause}");
@@ -167,21 +187,53 @@ mod tests {
     }
 
     #[test]
-    fn a_master_that_is_gone_makes_the_whole_cluster_refuse() {
+    fn what_takes_a_master_away_makes_the_whole_cluster_refuse() {
         let elsewhere = |id: &str| Finding { id: id.into(), ..Finding::new(id).on(["10.0.0.9:6379"]) };
         let flood = finding("error_flood");
-        for cause in TAKE_ALL_DOWN {
+        let down = cluster_failing(&[(DOWN, 300)]);
+        for cause in ["slots_uncovered", "failover_flapping"] {
             let cause = now(elsewhere(cause));
-            assert!(holds(&cluster_failing(&[(DOWN, 300)]), &cause, &flood), "{}", cause.id);
+            assert!(holds(&down, &cause, &flood), "{}", cause.id);
             assert!(!holds(&cluster_failing(&[("READONLY", 300)]), &cause, &flood), "{}: another server's", cause.id);
             assert!(!holds(&failing(&[(DOWN, 300)]), &cause, &flood), "{}: no cluster", cause.id);
         }
-        let down = cluster_failing(&[(DOWN, 300)]);
         assert!(!holds(&down, &elsewhere("min_replicas_refusing"), &flood));
-        for cause in ["node_timeout_margin", "failover_flapping"] {
-            assert!(!holds(&down, &now(elsewhere(cause)).past(1000), &flood), "{cause}: of last night");
-            assert!(!holds(&down, &elsewhere(cause).since(1000), &flood), "{cause}: since last night");
-            assert!(!holds(&down, &elsewhere(cause).since_start(1000), &flood), "{cause}: of some time");
+        let election = || elsewhere("failover_flapping");
+        assert!(!holds(&down, &now(election()).past(1000), &flood), "of last night");
+        assert!(!holds(&down, &election().since(1000), &flood), "since last night");
+        assert!(!holds(&down, &election().since_start(1000), &flood), "of some time");
+    }
+
+    #[test]
+    fn a_stall_that_the_failure_detector_did_not_notice_makes_nobody_refuse() {
+        let stalled = |ms: u32, role: &str| {
+            let mut facts = cluster_failing(&[(DOWN, 300)]);
+            let info = |forks: u32| {
+                format!(
+                    "redis_version:7.2.4\r\nrole:{role}\r\nlatest_fork_usec:{}\r\ntotal_forks:{forks}\r\n",
+                    ms * 1000
+                )
+            };
+            let mut node = node_at("10.0.0.9:6379", &info(1), &info(2));
+            let settings = [("cluster-node-timeout".to_string(), "1000".to_string())].into();
+            node.config = Seen::Yes { value: settings, source: String::new(), at_ms: 0 };
+            facts.nodes.push(node);
+            let margin = Finding::new("a stall").on(["10.0.0.9:6379"]);
+            let margin = now(Finding { id: "node_timeout_margin".into(), ..margin });
+            holds(&facts, &margin, &finding("error_flood"))
+        };
+        assert!(stalled(1500, "master"));
+        assert!(!stalled(600, "master"), "it was not considered dead");
+        assert!(!stalled(1500, "slave"), "a replica owns no slots");
+    }
+
+    #[test]
+    fn a_server_that_only_we_do_not_reach_is_behind_no_refusal_of_the_others() {
+        for cause in ["node_hangs", "node_unreachable"] {
+            let mut facts = cluster_failing(&[(DOWN, 300)]);
+            facts.nodes.push(Node { unreachable: Some("timed out".into()), ..node_at("10.0.0.9:6379", "", "") });
+            let cause = now(Finding { id: cause.into(), ..Finding::new(cause).on(["10.0.0.9:6379"]) });
+            assert!(!holds(&facts, &cause, &finding("error_flood")), "{}: nobody calls it lost", cause.id);
         }
     }
 

@@ -29,8 +29,8 @@ pub fn largest(node: &Node, side: Side) -> Option<u64> {
 /// What was largest in the window, who sent it or asked for it, and which key it was about.
 pub fn shown(mut finding: Finding, node: &Node, side: Side) -> Finding {
     let (log, way) = match side {
-        Side::Request => ("COMMANDLOG GET 10 large-request", "from"),
-        Side::Reply => ("COMMANDLOG GET 10 large-reply", "to"),
+        Side::Request => ("COMMANDLOG GET 32 large-request", "from"),
+        Side::Reply => ("COMMANDLOG GET 32 large-reply", "to"),
     };
     for entry in of_window(node, side).into_iter().take(SHOWN) {
         let key = entry.key.as_ref().map_or(String::new(), |key| format!(" {key}"));

@@ -78,6 +78,15 @@ pub fn check(facts: &Facts) -> Verdict {
     remedy(dated(finding, node, stall), facts, node, stall, *timeout_ms, setting).into()
 }
 
+/// Whether a master stalled for so long in the window that the failure detector took it for dead.
+pub(super) fn outlasted(facts: &Facts, node: &Node) -> bool {
+    let was_master = node.first.as_ref().and_then(|s| s.info.role()) == Some("master");
+    let over = |stall: &Stall| {
+        failure_timeout_ms(facts, node).is_some_and(|(ms, _)| stall.us / 1000.0 >= ms) && in_window(node, stall)
+    };
+    was_master && worst(node).as_ref().is_some_and(over)
+}
+
 fn none(facts: &Facts, known: usize, longest: f64) -> Verdict {
     if known == 0 {
         let gap = facts.live().find_map(|n| n.config.refused()).cloned();

@@ -182,7 +182,8 @@ fn larger(finding: Finding, worst: &Closed<'_>) -> Finding {
     let reply = large::largest(node, Side::Reply).unwrap_or(0) as f64;
     let double = |n: f64| if n > 0.0 { (2.0 * n.max(reply)).min(most.max(n)) } else { n };
     let new = Limit { hard: double(old.hard), soft: double(old.soft), soft_s: old.soft_s };
-    if new == old {
+    // A limit that is known to be too small is no remedy.
+    if new == old || (new.hard > 0.0 && new.hard < reply) {
         return finding;
     }
     let set = |limit: Limit| format!("CONFIG SET client-output-buffer-limit \"normal {limit}\"");

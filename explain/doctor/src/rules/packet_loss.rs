@@ -22,7 +22,7 @@
 //! fixed, pipelining with more packets in flight recovers faster.
 //! Sources: tcp_info.total_retrans; Linux TCP_RTO_MIN; root cause NET-02 of our catalogue (L11 measured).
 
-use unslow_facts::PeerSockets;
+use unslow_facts::{Host, PeerSockets, Seen};
 
 use super::far_client::is_local;
 use super::no_pipelining::pipelining;
@@ -39,6 +39,8 @@ const SEGMENTS: u64 = 20;
 const SHARE_WITHOUT_TIMEOUTS: f64 = 0.01;
 /// What one loss costs at least: Linux TCP_RTO_MIN.
 const RTO_MS: f64 = 200.0;
+/// Between two readings of one look at a machine.
+const TOGETHER_MS: u64 = 2_000;
 
 /// What one server sent to other machines.
 struct Sent<'a> {
@@ -58,7 +60,12 @@ impl Sent<'_> {
         let peers: Vec<&PeerSockets> = node.sockets.value()?.iter().filter(counts).collect();
         let add = |count: fn(&PeerSockets) -> u64| peers.iter().fold(0u64, |sum, p| sum.saturating_add(count(p)));
         let (segments, again) = (add(|p| p.segments_out), add(|p| p.retransmits));
-        let timeouts = facts.process(node).and_then(|(host, _)| Some(host.tcp?.timeouts));
+        // In a recording the sockets are of a minute and the machine's counters of the window: then no time-out in
+        // the one says nothing of the other.
+        let seen_ms = if let Seen::Yes { at_ms, .. } = &node.sockets { *at_ms } else { 0 };
+        let together = |host: &&Host| host.at_ms.abs_diff(seen_ms) <= TOGETHER_MS;
+        let host = facts.process(node).map(|(host, _)| host).filter(together);
+        let timeouts = host.and_then(|host| Some(host.tcp?.timeouts));
         Some(Sent { node, peers, segments, again, share: again as f64 / segments.max(1) as f64, timeouts })
     }
 

@@ -1,8 +1,10 @@
 //! What the machine and its servers have counted up to one moment, as named numbers: a recorder keeps one set a second,
 //! and what a window was like is the difference of two.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
+use std::net::SocketAddr;
+use std::ops::Bound;
 use std::path::Path;
 
 use procfs::net::DeviceStatus;
@@ -11,14 +13,22 @@ use unslow_facts::{Disk, Host, Link, Process, Reclaims, Tcp};
 use unslow_process::{cpu_ticks, schedstat, seconds, stat};
 
 use super::cgroups::{self, Bounding, Groups, Mounts};
+use super::machine::line;
 use super::memory_group;
 use super::parse::{CpuTimes, counter, cpu_times_of, kib, shares, stalled};
+use crate::sockets;
 
 /// Before the address of a server, in the names of its numbers.
 const SERVER: &str = "server/";
+/// Before the address of a listening socket.
+const QUEUE: &str = "queue/";
+/// Tells one boot of one machine from others: no difference of counters is formed across it.
+const BOOT: &str = "machine/boot";
 const DISK: &str = "disk/";
 const LINK: &str = "link/";
 const PRESSURE: &str = "pressure/";
+/// Devices that pass: a pair of a container's, and what is mounted from a file.
+const PASSING: &[&str] = &["link/veth", "disk/loop", "disk/ram"];
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 /// The kernel's TCP counters, in the order of [`Tcp`].
@@ -31,6 +41,8 @@ pub struct Counted {
     address: String,
     groups: Groups,
     bounding: Option<Bounding>,
+    /// Addresses of its accept queues.
+    queues: Vec<String>,
 }
 
 impl Counted {
@@ -41,7 +53,8 @@ impl Counted {
         let of = |process: &Process| {
             let groups = Groups::of(process.pid, &mounts);
             let bounding = cgroups::bounding(&groups.memory);
-            Some(Counted { pid: process.pid, address: process.addresses.first()?.clone(), groups, bounding })
+            let queues = process.accept_queues.iter().map(|queue| queue.address.clone()).collect();
+            Some(Counted { pid: process.pid, address: process.addresses.first()?.clone(), groups, bounding, queues })
         };
         host.processes.iter().filter_map(of).collect()
     }
@@ -51,10 +64,11 @@ impl Counted {
 ///
 /// Names: `cpu/all`, `cpu/idle`, `cpu/steal` (ticks of all processors), `cpu/runnable` (tasks), `pressure/cpu.some` and
 /// so on (ms), `tcp/*`, `memory/available` and `memory/swap_used` (MiB), `memory/swap_in` (pages), `memory/reclaims`
-/// and `memory/compactions`, `disk/NAME/*` (writes, ms), `link/NAME/*` (KiB); of a server, behind `server/ADDRESS/`:
-/// `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main thread, `periods/LEVEL/*` of its cgroups (ms,
-/// periods), and `group/*` of the one that bounds its memory. Units are as coarse as a share of some seconds allows:
-/// what is finer is noise, and noise cannot be compressed.
+/// and `memory/compactions`, `disk/NAME/*` (writes, ms), `link/NAME/*` (KiB), `machine/boot` (some digits of the boot
+/// id); of a listening socket, behind `queue/ADDRESS/`: `dropped` and `waiting` (connections); of a server, behind
+/// `server/ADDRESS/`: `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main thread, `periods/LEVEL/*` of its
+/// cgroups (ms, periods), and `group/*` of the one that bounds its memory. Units are as coarse as a share of some
+/// seconds allows: what is finer is noise, and noise cannot be compressed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(BTreeMap<String, i64>);
 
@@ -62,7 +76,13 @@ impl Counts {
     /// The machine's, and those of these servers.
     pub fn take(servers: &[Counted]) -> Counts {
         let mut counts = Counts::of_machine();
+        // Containers come and go with their devices, and a recording keeps each name.
+        counts.0.retain(|name, _| !PASSING.iter().any(|device| name.starts_with(device)));
+        let boot = line("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits: String = boot.chars().filter(char::is_ascii_hexdigit).take(12).collect();
+        counts.put(BOOT, u64::from_str_radix(&digits, 16).unwrap_or(0));
         servers.iter().for_each(|server| counts.server(server));
+        counts.queues(servers);
         counts
     }
 
@@ -98,8 +118,16 @@ impl Counts {
         Counts(numbers.into_iter().collect())
     }
 
+    /// The machine's first: where there is no room for all, servers are left out.
     pub fn numbers(&self) -> impl Iterator<Item = (&str, i64)> {
-        self.0.iter().map(|(name, n)| (name.as_str(), *n))
+        let is_of_server = |name: &str| name.starts_with(SERVER) || name.starts_with(QUEUE);
+        let all = || self.0.iter().map(|(name, n)| (name.as_str(), *n));
+        all().filter(move |(name, _)| !is_of_server(name)).chain(all().filter(move |(name, _)| is_of_server(name)))
+    }
+
+    /// Whether differences of the two mean anything: they are of one boot of one machine.
+    pub fn is_same_boot(&self, other: &Counts) -> bool {
+        self.get(BOOT) == other.get(BOOT)
     }
 
     fn put(&mut self, name: impl Into<String>, n: u64) {
@@ -137,7 +165,7 @@ impl Counts {
     }
 
     fn server(&mut self, server: &Counted) {
-        let Counted { pid, address, groups, bounding } = server;
+        let Counted { pid, address, groups, bounding, .. } = server;
         let of = |what: &str| format!("{SERVER}{address}/{what}");
         let Some(stat) = stat(*pid) else { return };
         self.put(of("ticks"), cpu_ticks(&stat));
@@ -157,20 +185,38 @@ impl Counts {
         }
     }
 
+    fn queues(&mut self, servers: &[Counted]) {
+        let all: BTreeSet<&String> = servers.iter().flat_map(|server| &server.queues).collect();
+        for socket in sockets::listening() {
+            let address = SocketAddr::from(socket.local).to_string();
+            if all.contains(&address) {
+                self.put(format!("{QUEUE}{address}/waiting"), u64::from(socket.receive_queue));
+                if let Some(drops) = socket.drops {
+                    self.put(format!("{QUEUE}{address}/dropped"), u64::from(drops));
+                }
+            }
+        }
+    }
+
     fn get(&self, name: &str) -> Option<u64> {
         self.0.get(name).and_then(|n| u64::try_from(*n).ok())
     }
 
-    /// By how much a counter grew; one that is smaller than before began again.
+    /// By how much a counter of the machine grew; drivers let some step back.
     fn grown(&self, after: &Counts, name: &str) -> Option<u64> {
+        Some(after.get(name)?.saturating_sub(self.get(name)?))
+    }
+
+    /// The same of a process or a socket: what is smaller than before began again.
+    fn grown_anew(&self, after: &Counts, name: &str) -> Option<u64> {
         let (before, now) = (self.get(name)?, after.get(name)?);
         Some(now.checked_sub(before).unwrap_or(now))
     }
 
     /// The names in the middle of `PREFIX NAME/what`, once each.
     fn names<'a>(&'a self, prefix: &'a str, what: &'a str) -> impl Iterator<Item = &'a str> {
-        let of = move |name: &'a String| name.strip_prefix(prefix)?.strip_suffix(what);
-        self.0.keys().filter_map(of)
+        let from = self.0.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        from.map_while(move |(name, _)| name.strip_prefix(prefix)).filter_map(move |rest| rest.strip_suffix(what))
     }
 
     /// Says of the machine what it did between these counts and those after them.
@@ -178,7 +224,8 @@ impl Counts {
         let times = |c: &Counts| {
             Some(CpuTimes { all: c.get("cpu/all")?, idle: c.get("cpu/idle")?, steal: c.get("cpu/steal")? })
         };
-        let cpu = times(self).zip(times(after)).map(|(before, after)| shares(before, after));
+        let cpu = times(self).zip(times(after)).filter(|(before, after)| after.all > before.all);
+        let cpu = cpu.map(|(before, after)| shares(before, after));
         (host.steal_share, host.busy_share) = (cpu.map(|c| c.0), cpu.map(|c| c.1));
         let grown = |name: &str| self.grown(after, name);
         let stalled =
@@ -194,8 +241,8 @@ impl Counts {
                 timeouts: timeouts?,
             })
         })();
-        host.memory_available_bytes = after.get("memory/available").map(|mib| mib * MIB);
-        host.swap_used_bytes = after.get("memory/swap_used").map(|mib| mib * MIB);
+        host.memory_available_bytes = after.get("memory/available").map(|mib| mib.saturating_mul(MIB));
+        host.swap_used_bytes = after.get("memory/swap_used").map(|mib| mib.saturating_mul(MIB));
         host.swap_in_pages = grown("memory/swap_in");
         host.reclaims = grown("memory/reclaims")
             .map(|direct| Reclaims { direct, compactions: grown("memory/compactions").unwrap_or(0) });
@@ -204,7 +251,8 @@ impl Counts {
         let link = |name: &str| {
             let carried = |what: &str| grown(&format!("{LINK}{name}/{what}"));
             let speed_mbit = speeds.get(name).copied().flatten();
-            let (received_bytes, sent_bytes) = (carried("received")? * KIB, carried("sent")? * KIB);
+            let (received_bytes, sent_bytes) =
+                (carried("received")?.saturating_mul(KIB), carried("sent")?.saturating_mul(KIB));
             let link = Link { name: name.to_string(), speed_mbit, received_bytes, sent_bytes };
             (received_bytes > 0 || sent_bytes > 0).then_some(link)
         };
@@ -223,50 +271,66 @@ impl Counts {
         })
     }
 
-    /// Makes a look at the machine one at this window: what was counted is told of it, what is not counted by the
-    /// second stays as it was.
-    pub fn narrow(&self, after: &Counts, window_s: f64, host: &mut Host) {
+    /// Makes a look at the machine one at this window, which ended at `at_ms`: what was counted is told of it, what is
+    /// not counted by the second is left out where it is a number of times, and stays where it is a share.
+    pub fn narrow(&self, after: &Counts, window_s: f64, at_ms: u64, host: &mut Host) {
         let (wide_s, sees_network) = (host.window_s, host.tcp.is_some());
         self.tell_machine(after, window_s, host);
+        host.at_ms = at_ms;
         if !sees_network {
             // Its servers are in network namespaces of their own.
             host.tcp = None;
             host.links.clear();
         }
-        let drops = host.tcp.map(|tcp| tcp.listen_drops);
         for process in &mut host.processes {
             self.tell_process(after, window_s, process);
-            // One socket's share of the window's is not known, and it is not more than all.
-            for queue in &mut process.accept_queues {
-                queue.dropped = queue.dropped.map(|n| n.min(drops.unwrap_or(n)));
-            }
         }
         for core in &mut host.cores {
             let part = window_s / wide_s.max(0.001);
             core.device_interrupts = core.device_interrupts.map(|n| (n as f64 * part) as u64);
         }
+        self.tell_neighbours(host);
+    }
+
+    /// Others are known by the minute. All of them together used no more than the window's counters leave for them: who
+    /// was at work in the rest of the minute is not blamed for this part of it.
+    fn tell_neighbours(&self, host: &mut Host) {
+        let servers: f64 = host.processes.iter().filter_map(|p| p.cpu_share).sum();
+        let Some(busy) = host.busy_share.zip(host.steal_share).map(|(busy, steal)| busy - steal) else { return };
+        let others = (busy * f64::from(host.cpus) - servers).max(0.0);
+        let known: f64 = host.neighbours.iter().map(|n| n.cpu_share).sum();
+        if known > others {
+            host.neighbours.iter_mut().for_each(|n| n.cpu_share *= others / known);
+        }
     }
 
     fn tell_process(&self, after: &Counts, window_s: f64, process: &mut Process) {
-        let Some(address) = process.addresses.first().cloned() else { return };
-        let grown = |what: &str| self.grown(after, &format!("{SERVER}{address}/{what}"));
-        let Some(ticks) = grown("ticks") else { return };
-        process.cpu_share = Some(seconds(ticks) / window_s);
-        process.major_faults = grown("major_faults");
+        for queue in &mut process.accept_queues {
+            let of = |what: &str| format!("{QUEUE}{}/{what}", queue.address);
+            queue.dropped = self.grown_anew(after, &of("dropped"));
+            let waiting = self.get(&of("waiting")).max(after.get(&of("waiting")));
+            queue.waiting = waiting.and_then(|n| u32::try_from(n).ok()).unwrap_or(queue.waiting);
+        }
+        let address = process.addresses.first().cloned().unwrap_or_default();
+        let grown = |what: &str| self.grown_anew(after, &format!("{SERVER}{address}/{what}"));
         let share = |ms: u64| ms as f64 / 1e3 / window_s;
-        process.main_cpu_share = grown("main_ms").map(share);
-        process.run_delay_share = grown("waited_ms").map(share);
+        process.major_faults = grown("major_faults");
+        if let Some(ticks) = grown("ticks") {
+            process.cpu_share = Some(seconds(ticks) / window_s);
+            process.main_cpu_share = grown("main_ms").map(share);
+            process.run_delay_share = grown("waited_ms").map(share);
+        }
         let prefix = format!("{SERVER}{address}/periods/");
         let stopped = after.names(&prefix, "/ms").filter_map(|level| {
             let of = |what: &str| grown(&format!("periods/{level}/{what}"));
             let above = level.parse().ok()?;
-            Some(cgroups::Stopped { above, us: of("ms")? * 1000, throttled: of("throttled")?, periods: of("all")? })
+            let us = of("ms")?.saturating_mul(1000);
+            Some(cgroups::Stopped { above, us, throttled: of("throttled")?, periods: of("all")? })
         });
-        if let Some(stopped) = stopped.reduce(cgroups::longest) {
-            process.throttled_share = Some(stopped.us as f64 / 1e6 / window_s);
-            process.throttled_periods = Some((stopped.throttled, stopped.periods));
-            process.throttled_above = stopped.above;
-        }
+        let stopped = stopped.reduce(cgroups::longest);
+        process.throttled_share = stopped.map(|s| s.us as f64 / 1e6 / window_s);
+        process.throttled_periods = stopped.map(|s| (s.throttled, s.periods));
+        process.throttled_above = stopped.map_or(0, |s| s.above);
         if let Some(group) = &mut process.memory_group {
             group.limit_hits = grown("group/limit_hits");
             group.oom_kills = grown("group/oom_kills");
@@ -330,6 +394,8 @@ mod tests {
         let process = Process {
             addresses: vec!["10.0.0.1:6379".into()],
             cpu_share: Some(0.02),
+            major_faults: Some(900),
+            throttled_periods: Some((500, 600)),
             swap_bytes: Some(7),
             memory_group: Some(unslow_facts::MemoryGroup {
                 above: 1,
@@ -350,6 +416,14 @@ mod tests {
             tcp: Some(Tcp::default()),
             links: vec![link],
             processes: vec![process],
+            cpus: 2,
+            neighbours: vec![unslow_facts::Neighbour {
+                pid: 9,
+                name: "restic".into(),
+                cpu_share: 0.9,
+                client: false,
+                parent: None,
+            }],
             cores: vec![unslow_facts::Core { device_interrupts: Some(6000), ..unslow_facts::Core::default() }],
             ..Host::default()
         }
@@ -377,6 +451,8 @@ mod tests {
                 ("disk/sdb/busy_ms", 1000 * n),
                 ("link/eth0/received", 1_000 * n),
                 ("link/eth0/sent", 0),
+                ("queue/10.0.0.1:6379/dropped", 11 * n),
+                ("queue/10.0.0.1:6379/waiting", 3 * n),
                 ("server/10.0.0.1:6379/ticks", 300 * n),
                 ("server/10.0.0.1:6379/waited_ms", 1_000 * n),
                 ("server/10.0.0.1:6379/periods/0/ms", 0),
@@ -390,8 +466,9 @@ mod tests {
             ])
         };
         let mut host = minute();
-        at(1).narrow(&at(2), 4.0, &mut host);
-        assert_eq!((host.window_s, host.steal_share, host.busy_share), (4.0, Some(0.1), Some(0.5)));
+        at(1).narrow(&at(2), 4.0, 7_000, &mut host);
+        assert_eq!((host.at_ms, host.window_s), (7_000, 4.0));
+        assert_eq!((host.steal_share, host.busy_share), (Some(0.1), Some(0.5)));
         assert_eq!(host.pressure["io.some"], 0.5);
         assert_eq!(host.tcp.unwrap().retransmits, 3);
         assert_eq!(host.memory_available_bytes, Some(2 << 20));
@@ -405,7 +482,10 @@ mod tests {
         assert_eq!((process.throttled_above, process.swap_bytes), (1, Some(7)), "swap is of the minute");
         let group = process.memory_group.as_ref().unwrap();
         assert_eq!((group.above, group.used_bytes, group.oom_kills, group.stalled_share), (1, 5, Some(1), Some(0.25)));
-        assert_eq!(process.accept_queues[0].dropped, Some(20), "no more than on the whole machine");
+        let queue = &process.accept_queues[0];
+        assert_eq!((queue.dropped, queue.waiting), (Some(11), 6), "the socket's own");
+        // 2 cores, 40 % of them at work without what was stolen, 0.75 for the server: 0.05 for the others.
+        assert!((host.neighbours[0].cpu_share - 0.05).abs() < 1e-9, "{:?}", host.neighbours);
         assert_eq!(host.cores[0].device_interrupts, Some(400));
     }
 
@@ -413,19 +493,39 @@ mod tests {
     fn a_server_that_was_started_again_has_counted_since_then() {
         let server = |ticks: i64| counts(&[("server/10.0.0.1:6379/ticks", ticks)]);
         let mut host = minute();
-        server(90_000).narrow(&server(100), 2.0, &mut host);
+        server(90_000).narrow(&server(100), 2.0, 0, &mut host);
         assert_eq!(host.processes[0].cpu_share, Some(0.5));
-        // One that was not there at the start stays as the minute has it.
+        // Of one that was not there at the start a share of the minute is kept, and no number of times.
         let mut host = minute();
-        counts(&[]).narrow(&server(100), 2.0, &mut host);
-        assert_eq!(host.processes[0].cpu_share, Some(0.02));
+        counts(&[]).narrow(&server(100), 2.0, 0, &mut host);
+        let process = &host.processes[0];
+        assert_eq!((process.cpu_share, process.major_faults, process.throttled_periods), (Some(0.02), None, None));
+        assert_eq!(process.accept_queues[0].dropped, None);
+    }
+
+    #[test]
+    fn counters_of_the_machine_that_step_back_have_not_grown() {
+        let at = |bytes: i64| counts(&[("link/eth0/received", bytes), ("link/eth0/sent", 5), ("cpu/all", bytes)]);
+        let mut host = minute();
+        at(1_000_000).narrow(&at(10), 2.0, 0, &mut host);
+        assert!(host.links.is_empty() && host.busy_share.is_none(), "{host:?}");
+        assert!(at(1).is_same_boot(&at(2)));
+        let boot = |n: i64| counts(&[("machine/boot", n)]);
+        assert!(!boot(1).is_same_boot(&boot(2)));
     }
 
     #[test]
     fn servers_in_namespaces_of_their_own_have_no_network_of_ours() {
-        let mut host = Host { tcp: None, links: Vec::new(), ..minute() };
-        let all = Counts::of_machine();
-        all.narrow(&all, 1.0, &mut host);
+        let at = |n: i64| {
+            let tcp = TCP.map(|name| (name, n));
+            let links = [("link/eth0/received", 1000 * n), ("link/eth0/sent", 0)];
+            counts(&[&tcp[..], &links[..]].concat())
+        };
+        let mut host = minute();
+        at(1).narrow(&at(2), 1.0, 0, &mut host);
+        assert!(host.tcp.is_some() && !host.links.is_empty());
+        let mut host = Host { tcp: None, ..minute() };
+        at(1).narrow(&at(2), 1.0, 0, &mut host);
         assert!(host.tcp.is_none() && host.links.is_empty());
     }
 
