@@ -139,8 +139,9 @@ fn ctrl_c_says_in_text_that_the_window_was_cut_short() {
 #[test]
 fn questions_without_time_are_left_out_and_named() {
     let server = standalone("redis-7.0");
-    // Each question waits for a script or two, and a diagnosis asks about a dozen.
-    let load = scripts(&server, Duration::from_millis(600), 1);
+    // A question waits for two scripts of each client, of one of them at least however late the other comes back: more
+    // than a second, and a diagnosis asks about a dozen.
+    let load = scripts(&server, Duration::from_millis(600), 2);
     let url = server.url();
     let mut doctor = Beside::start(&[&url, "--window", "1s", "--timeout", "10", "--no-host", "--format", "json"]);
     let run = doctor.ended();

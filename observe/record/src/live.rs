@@ -39,6 +39,8 @@ pub struct Live {
     host: Option<(u64, Host)>,
     /// The machine's, of the window and one from before it.
     counts: VecDeque<(Stamp, Counts)>,
+    /// The last look with what was counted since; none while there is too little of it.
+    narrow: Option<Host>,
     /// What was asked before is not counted, unix time in ms.
     since_ms: i64,
 }
@@ -106,13 +108,24 @@ impl Take for Watching {
 impl Live {
     pub fn new(url: &str, window_ms: i64) -> Live {
         let (url, nodes, sentinels) = (url.to_string(), BTreeMap::new(), BTreeMap::new());
-        Live { url, window_ms, listing: None, nodes, sentinels, host: None, counts: VecDeque::new(), since_ms: 0 }
+        Live {
+            url,
+            window_ms,
+            listing: None,
+            nodes,
+            sentinels,
+            host: None,
+            counts: VecDeque::new(),
+            narrow: None,
+            since_ms: 0,
+        }
     }
 
     pub fn begin_again(&mut self, now: Stamp) {
         self.since_ms = now.wall_ms;
         self.nodes.values_mut().for_each(Watched::begin_again);
         self.counts.clear();
+        self.narrow = None;
     }
 
     pub fn take(&mut self, note: &Note) -> Told {
@@ -131,13 +144,17 @@ impl Live {
             Note::Sentinel { url, sentinel, .. } if *url == self.url => {
                 self.sentinels.insert(sentinel.address.clone(), sentinel.clone());
             }
-            Note::Host(at, host) => self.host = Some((at.mono_ms, (**host).clone())),
+            Note::Host(at, host) => {
+                self.host = Some((at.mono_ms, (**host).clone()));
+                self.narrow();
+            }
             Note::Counts(at, counts) => {
                 self.counts.push_back((*at, counts.clone()));
                 let age = |(then, _): &(Stamp, Counts)| at.mono_ms.saturating_sub(then.mono_ms);
                 while self.counts.get(1).is_some_and(|second| age(second) >= self.window_ms as u64) {
                     self.counts.pop_front();
                 }
+                self.narrow();
             }
             Note::Saw(number, at, saw) => {
                 let (window_ms, since_ms) = (self.window_ms as u64, self.since_ms);
@@ -197,16 +214,19 @@ impl Live {
     /// The machine as the last look found it, with what was counted in the window.
     fn host(&self, now: Stamp) -> Option<Host> {
         let fresh = self.host.as_ref().filter(|(at, _)| now.mono_ms.saturating_sub(*at) < HOST_MS);
-        let host = fresh.map(|(_, host)| host.clone()).filter(|host| host.check().is_ok())?;
+        fresh.and_then(|(_, look)| self.narrow.as_ref().or(Some(look).filter(|look| look.check().is_ok()))).cloned()
+    }
+
+    /// To be called when a look or counters have come: a view asks more often than that.
+    fn narrow(&mut self) {
         let counted = || {
             let ((begun, first), (ended, last)) = (self.counts.front()?, self.counts.back()?);
             let is_enough = ended.mono_ms.saturating_sub(begun.mono_ms) >= SPAN_MS;
-            let mut narrow = Some(host.clone()).filter(|_| is_enough)?;
+            let mut narrow = self.host.as_ref().filter(|_| is_enough)?.1.clone();
             first.narrow(last, seconds_between(*begun, *ended, true), unix(ended.wall_ms), &mut narrow);
             narrow.check().is_ok().then_some(narrow)
         };
-        let narrow = counted();
-        narrow.or(Some(host))
+        self.narrow = counted();
     }
 }
 
