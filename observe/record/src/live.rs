@@ -146,7 +146,7 @@ impl Live {
             }
             Note::Host(at, host) => {
                 self.host = Some((at.mono_ms, (**host).clone()));
-                self.narrow();
+                self.narrow = self.narrowed();
             }
             Note::Counts(at, counts) => {
                 self.counts.push_back((*at, counts.clone()));
@@ -154,7 +154,7 @@ impl Live {
                 while self.counts.get(1).is_some_and(|second| age(second) >= self.window_ms as u64) {
                     self.counts.pop_front();
                 }
-                self.narrow();
+                self.narrow = self.narrowed();
             }
             Note::Saw(number, at, saw) => {
                 let (window_ms, since_ms) = (self.window_ms as u64, self.since_ms);
@@ -217,16 +217,13 @@ impl Live {
         fresh.and_then(|(_, look)| self.narrow.as_ref().or(Some(look).filter(|look| look.check().is_ok()))).cloned()
     }
 
-    /// To be called when a look or counters have come: a view asks more often than that.
-    fn narrow(&mut self) {
-        let counted = || {
-            let ((begun, first), (ended, last)) = (self.counts.front()?, self.counts.back()?);
-            let is_enough = ended.mono_ms.saturating_sub(begun.mono_ms) >= SPAN_MS;
-            let mut narrow = self.host.as_ref().filter(|_| is_enough)?.1.clone();
-            first.narrow(last, seconds_between(*begun, *ended, true), unix(ended.wall_ms), &mut narrow);
-            narrow.check().is_ok().then_some(narrow)
-        };
-        self.narrow = counted();
+    /// The last look with what was counted since: made when one of them has come, for a view asks more often than that.
+    fn narrowed(&self) -> Option<Host> {
+        let ((begun, first), (ended, last)) = (self.counts.front()?, self.counts.back()?);
+        let is_enough = ended.mono_ms.saturating_sub(begun.mono_ms) >= SPAN_MS;
+        let mut narrow = self.host.as_ref().filter(|_| is_enough)?.1.clone();
+        first.narrow(last, seconds_between(*begun, *ended, true), unix(ended.wall_ms), &mut narrow);
+        narrow.check().is_ok().then_some(narrow)
     }
 }
 
