@@ -14,7 +14,7 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule], holds: impl Fn(&Finding, &Fi
     let mut order: Vec<usize> = (0..findings.len()).collect();
     order.sort_by(|&a, &b| worth(&findings[b]).partial_cmp(&worth(&findings[a])).unwrap_or(std::cmp::Ordering::Equal));
 
-    // Every finding's cause among the others: the dearest one that names it and is behind it.
+    // Every finding's cause among the others: the costliest one that can lead to it and did.
     let cause_of: Vec<Option<usize>> = (0..findings.len())
         .map(|effect| {
             order.iter().copied().find(|&cause| {

@@ -337,7 +337,7 @@ fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquire
 }
 
 /// One window after the other, as long as a server of ours runs on this machine; between them its counters. The first
-/// window is short: until it is over nobody knows whose counters to take.
+/// window is short, because the servers' processes are unknown until it ends.
 fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, tell: &dyn Fn(Note)) {
     let mut servers = Vec::new();
     let mut lasts = window.min(FIRST_LOOK);

@@ -49,7 +49,7 @@ pub enum Part {
     Config,
     /// Whether the slow log was read; its entries are events of their own.
     SlowLog,
-    /// Whether large requests and replies were read; each is an event of its own.
+    /// Whether the logs of large requests and replies were read; their entries are separate events.
     LargeLog,
     Latency,
     Histograms,

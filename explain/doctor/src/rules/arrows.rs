@@ -233,7 +233,7 @@ mod tests {
             let mut facts = cluster_failing(&[(DOWN, 300)]);
             facts.nodes.push(Node { unreachable: Some("timed out".into()), ..node_at("10.0.0.9:6379", "", "") });
             let cause = now(Finding { id: cause.into(), ..Finding::new(cause).on(["10.0.0.9:6379"]) });
-            assert!(!holds(&facts, &cause, &finding("error_flood")), "{}: nobody calls it lost", cause.id);
+            assert!(!holds(&facts, &cause, &finding("error_flood")), "{}: no peer has lost it", cause.id);
         }
     }
 

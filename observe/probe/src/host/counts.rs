@@ -271,8 +271,8 @@ impl Counts {
         })
     }
 
-    /// Makes a look at the machine one at this window, which ended at `at_ms`: what was counted is told of it, what is
-    /// not counted by the second is left out where it is a number of times, and stays where it is a share.
+    /// Replaces the figures of a look at the machine with those of this window, which ended at `at_ms`. Shares that are
+    /// not counted every second stay as they were; counts that are not are removed.
     pub fn narrow(&self, after: &Counts, window_s: f64, at_ms: u64, host: &mut Host) {
         let (wide_s, sees_network) = (host.window_s, host.tcp.is_some());
         self.tell_machine(after, window_s, host);
