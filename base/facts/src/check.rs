@@ -1,5 +1,7 @@
 //! Whether numbers of a file can be what a run saw. A file may have been edited, or damaged where its form still holds.
 
+use std::fmt::{Display, Formatter};
+
 use unslow_topology::Info;
 
 use crate::{ClientError, Facts, Host, LogEvent, Node, Rtt};
@@ -57,40 +59,45 @@ impl Host {
     }
 }
 
+/// What a number is of. Only the name of one that cannot be is ever written.
+struct Of<F, W>(F, W);
+
+impl<F: Display, W: Display> Display for Of<F, W> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {}", self.0, self.1)
+    }
+}
+
 fn node(node: &Node) -> Result<(), Impossible> {
-    let name = |field: &str| format!("{field} of {}", node.address);
+    let of = |field: &'static str| Of(field, &node.address);
     for (sample, which) in [(&node.first, "first"), (&node.last, "last")] {
-        sample.iter().try_for_each(|s| counters(&s.info, &name(which)))?;
+        sample.iter().try_for_each(|s| counters(&s.info, of(which)))?;
     }
     if let (Some(first), Some(last)) = (&node.first, &node.last) {
-        window(node.window_s, &name("window_s"))?;
+        window(node.window_s, of("window_s"))?;
         if last.at_ms < first.at_ms {
             // A clock that was set back in the window; more than a day is no clock's correction.
-            within(
-                (first.at_ms - last.at_ms) as f64,
-                0.0,
-                86_400_000.0,
-                &name("last.at_ms before first.at_ms, in ms,"),
-            )?;
+            let back_ms = (first.at_ms - last.at_ms) as f64;
+            within(back_ms, 0.0, 86_400_000.0, of("last.at_ms before first.at_ms, in ms,"))?;
         }
     } else {
-        within(node.window_s, 0.0, WINDOW_S, &name("window_s"))?;
+        within(node.window_s, 0.0, WINDOW_S, of("window_s"))?;
     }
     for point in &node.series {
-        within(point.commands_per_s, 0.0, 1e12, &name("series.commands_per_s"))?;
-        within(point.cpu_user_share, 0.0, CORES, &name("series.cpu_user_share"))?;
-        within(point.cpu_sys_share, 0.0, CORES, &name("series.cpu_sys_share"))?;
-        within(point.connections_per_s.unwrap_or(0.0), 0.0, 1e12, &name("series.connections_per_s"))?;
+        within(point.commands_per_s, 0.0, 1e12, of("series.commands_per_s"))?;
+        within(point.cpu_user_share, 0.0, CORES, of("series.cpu_user_share"))?;
+        within(point.cpu_sys_share, 0.0, CORES, of("series.cpu_sys_share"))?;
+        within(point.connections_per_s.unwrap_or(0.0), 0.0, 1e12, of("series.connections_per_s"))?;
     }
     for (command, ranges) in node.histograms.value().into_iter().flatten() {
         for range in ranges {
-            let of = |field: &str| format!("{field} in the histogram of {command} of {}", node.address);
-            within(range.up_to_us as f64, 0.0, COUNTED, &of("up_to_us"))?;
-            within(range.calls as f64, 0.0, COUNTED, &of("calls"))?;
+            let (end, calls, whose) = (range.up_to_us as f64, range.calls as f64, &node.address);
+            within(end, 0.0, COUNTED, format_args!("up_to_us in the histogram of {command} of {whose}"))?;
+            within(calls, 0.0, COUNTED, format_args!("calls in the histogram of {command} of {whose}"))?;
         }
     }
     if let Some(rtt) = node.rtt.value() {
-        ordered(rtt, &name("rtt"))?;
+        ordered(rtt, of("rtt"))?;
     }
     Ok(())
 }
@@ -111,15 +118,15 @@ fn log_event(event: &LogEvent) -> Result<(), Impossible> {
 }
 
 /// Counters of an INFO: of commands, errors and databases. Sums are made of them.
-fn counters(info: &Info, of: &str) -> Result<(), Impossible> {
+fn counters(info: &Info, of: impl Display) -> Result<(), Impossible> {
     const OF: &[&str] = &["calls", "usec", "rejected_calls", "failed_calls", "count", "keys"];
-    let counted =
-        info.0.iter().filter(|(field, _)| ["cmdstat_", "errorstat_", "db"].iter().any(|p| field.starts_with(p)));
-    for (field, value) in counted {
-        for (name, number) in value.split(',').filter_map(|part| part.split_once('=')) {
-            if let (true, Ok(number)) = (OF.contains(&name), number.parse::<f64>()) {
-                // A clock that is set back can make a sum negative.
-                within(number, -COUNTED, COUNTED, &format!("{name} of {field} in {of}"))?;
+    for prefix in ["cmdstat_", "errorstat_", "db"] {
+        for (field, value) in info.prefixed(prefix) {
+            for (name, number) in value.split(',').filter_map(|part| part.split_once('=')) {
+                if let (true, Ok(number)) = (OF.contains(&name), number.parse::<f64>()) {
+                    // A clock that is set back can make a sum negative.
+                    within(number, -COUNTED, COUNTED, format_args!("{name} of {prefix}{field} in {of}"))?;
+                }
             }
         }
     }
@@ -127,23 +134,23 @@ fn counters(info: &Info, of: &str) -> Result<(), Impossible> {
 }
 
 fn host(host: &Host) -> Result<(), Impossible> {
-    let name = |field: &str| format!("{field} of the machine {}", host.hostname);
-    within(host.window_s, 0.0, WINDOW_S, &name("window_s"))?;
+    let machine = format!("the machine {}", host.hostname);
+    within(host.window_s, 0.0, WINDOW_S, Of("window_s", &machine))?;
     // Two readings of a counter are never taken at one moment: a share may be a little over all.
     for (share, field) in [(host.steal_share, "steal_share"), (host.busy_share, "busy_share")] {
-        within(share.unwrap_or(0.0), -0.5, 1.5, &name(field))?;
+        within(share.unwrap_or(0.0), -0.5, 1.5, Of(field, &machine))?;
     }
-    within(host.clock_read_ns.unwrap_or(0.0), 0.0, 1e9, &name("clock_read_ns"))?;
+    within(host.clock_read_ns.unwrap_or(0.0), 0.0, 1e9, Of("clock_read_ns", &machine))?;
     for (what, share) in &host.pressure {
-        within(*share, 0.0, 2.0, &name(&format!("pressure.{what}")))?;
+        within(*share, 0.0, 2.0, Of(format_args!("pressure.{what}"), &machine))?;
     }
     for core in &host.cores {
         for (share, field) in [(core.busy_share, "busy_share"), (core.softirq_share, "softirq_share")] {
-            within(share, -0.5, 1.5, &name(&format!("{field} of processor {}", core.number)))?;
+            within(share, -0.5, 1.5, Of(format_args!("{field} of processor {}", core.number), &machine))?;
         }
         let speed = core.speed.iter().flat_map(|s| [s.first_khz, s.last_khz, Some(s.allowed_khz), Some(s.max_khz)]);
         for count in speed.chain([core.device_interrupts]).flatten() {
-            within(count as f64, 0.0, COUNTED, &name(&format!("a figure of processor {}", core.number)))?;
+            within(count as f64, 0.0, COUNTED, Of(format_args!("a figure of processor {}", core.number), &machine))?;
         }
     }
     let reclaims = host.reclaims.iter().flat_map(|r| [r.direct, r.compactions]);
@@ -151,11 +158,11 @@ fn host(host: &Host) -> Result<(), Impossible> {
     let held = host.processes.iter().flat_map(|p| &p.anon_by_node).map(|(_, bytes)| *bytes);
     for figure in reclaims.chain(nodes).chain(held) {
         // Sums are made of them.
-        within(figure as f64, 0.0, LARGEST_BYTES, &name("reclaims, memory_nodes or anon_by_node"))?;
+        within(figure as f64, 0.0, LARGEST_BYTES, Of("reclaims, memory_nodes or anon_by_node", &machine))?;
     }
     for disk in &host.disks {
-        within(disk.write_await_ms, 0.0, 1e9, &name("disks.write_await_ms"))?;
-        within(disk.busy_share, 0.0, 1e3, &name("disks.busy_share"))?;
+        within(disk.write_await_ms, 0.0, 1e9, Of("disks.write_await_ms", &machine))?;
+        within(disk.busy_share, 0.0, 1e3, Of("disks.busy_share", &machine))?;
     }
     for process in &host.processes {
         let shares = [
@@ -167,26 +174,26 @@ fn host(host: &Host) -> Result<(), Impossible> {
             (process.memory_group.as_ref().and_then(|g| g.stalled_share), "memory_group.stalled_share"),
         ];
         for (share, field) in shares {
-            within(share.unwrap_or(0.0), 0.0, CORES, &name(&format!("{field} of process {}", process.pid)))?;
+            within(share.unwrap_or(0.0), 0.0, CORES, Of(format_args!("{field} of process {}", process.pid), &machine))?;
         }
         if let Some(storage) = &process.storage {
-            let free = name(&format!("storage.free_bytes of process {}", process.pid));
-            within(storage.free_bytes as f64, 0.0, storage.size_bytes as f64, &free)?;
+            let free = Of(format_args!("storage.free_bytes of process {}", process.pid), &machine);
+            within(storage.free_bytes as f64, 0.0, storage.size_bytes as f64, free)?;
         }
     }
-    host.neighbours.iter().try_for_each(|n| within(n.cpu_share, 0.0, CORES, &name("neighbours.cpu_share")))
+    host.neighbours.iter().try_for_each(|n| within(n.cpu_share, 0.0, CORES, Of("neighbours.cpu_share", &machine)))
 }
 
-fn ordered(rtt: &Rtt, name: &str) -> Result<(), Impossible> {
+fn ordered(rtt: &Rtt, name: impl Display) -> Result<(), Impossible> {
     let rising = [rtt.us_min, rtt.us_p50, rtt.us_p99, rtt.us_max].is_sorted();
     if rising && rtt.count > 0 { Ok(()) } else { Err(Impossible::Unordered { field: name.to_string() }) }
 }
 
-fn window(seconds: f64, name: &str) -> Result<(), Impossible> {
+fn window(seconds: f64, name: impl Display) -> Result<(), Impossible> {
     within(seconds, SHORTEST_S, WINDOW_S, name)
 }
 
-fn within(value: f64, least: f64, most: f64, name: &str) -> Result<(), Impossible> {
+fn within(value: f64, least: f64, most: f64, name: impl Display) -> Result<(), Impossible> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
@@ -222,7 +229,7 @@ mod tests {
 
     fn histogram(up_to_us: u64, calls: u64) -> Seen<std::collections::BTreeMap<String, Vec<TimeRange>>> {
         let value = [("get".to_string(), vec![TimeRange { up_to_us, calls }])].into();
-        Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: 1 }
+        Seen::yes(value, "LATENCY HISTOGRAM", 1)
     }
 
     #[test]
@@ -320,7 +327,7 @@ mod tests {
         let mut facts = facts();
         let line = format!("{} h:1@2 myself,master - 0 0 1 connected 0-16383", "a".repeat(40));
         let value = ClusterView::parse(&line).unwrap();
-        facts.nodes[0].cluster = Seen::Yes { value, source: "CLUSTER NODES".into(), at_ms: 1 };
+        facts.nodes[0].cluster = Seen::yes(value, "CLUSTER NODES", 1);
         let whole = serde_json::to_string(&facts).unwrap();
         assert_eq!(Facts::from_json(&whole).unwrap(), facts);
         let edited = whole.replace("[[0,16383]]", "[[0,65535]]");

@@ -22,6 +22,8 @@ mod sentinel;
 mod slot_stat;
 mod storage;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use unslow_topology::DeploymentKind;
 
@@ -52,8 +54,8 @@ pub const SCHEMA: &str = "unslow.facts/1";
 pub enum Seen<T> {
     /// It was seen.
     Yes {
-        /// What was seen.
-        value: T,
+        /// What was seen. Copies share it: a view that draws hundreds of servers twice a second copies their facts.
+        value: Arc<T>,
         /// The command or file a hand can repeat.
         source: String,
         /// Unix time in ms.
@@ -116,11 +118,38 @@ impl<T> Default for Seen<T> {
 }
 
 impl<T> Seen<T> {
+    /// It was seen, by this command or in this file, at this unix time in ms.
+    pub fn yes(value: T, source: impl Into<String>, at_ms: u64) -> Seen<T> {
+        Seen::Yes { value: Arc::new(value), source: source.into(), at_ms }
+    }
+
     /// The value, if it was seen.
     pub fn value(&self) -> Option<&T> {
         match self {
             Seen::Yes { value, .. } => Some(value),
             Seen::No(_) => None,
+        }
+    }
+
+    /// The value to be changed, in this copy alone.
+    pub fn value_mut(&mut self) -> Option<&mut T>
+    where
+        T: Clone,
+    {
+        match self {
+            Seen::Yes { value, .. } => Some(Arc::make_mut(value)),
+            Seen::No(_) => None,
+        }
+    }
+
+    /// The value if it was seen, or why it was not.
+    pub fn into_result(self) -> Result<T, Gap>
+    where
+        T: Clone,
+    {
+        match self {
+            Seen::Yes { value, .. } => Ok(Arc::unwrap_or_clone(value)),
+            Seen::No(gap) => Err(gap),
         }
     }
 

@@ -471,17 +471,7 @@ impl Node {
     /// Calls and microseconds of every command in the window, our own calls included.
     pub fn commands(&self) -> BTreeMap<String, CommandStat> {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return BTreeMap::new() };
-        last.info
-            .command_stats_since(&first.info)
-            .into_iter()
-            .filter_map(|(name, (then, after))| {
-                let calls = after.calls.checked_sub(then.calls)?;
-                let usec = after.usec.checked_sub(then.usec)?;
-                let rejected = after.rejected.checked_sub(then.rejected)?;
-                let failed = after.failed.checked_sub(then.failed)?;
-                (calls > 0).then(|| (name.to_string(), CommandStat { calls, usec, rejected, failed }))
-            })
-            .collect()
+        called(first, last).map(|(name, stat)| (name.to_string(), stat)).collect()
     }
 
     /// Calls that were refused before they were executed, and calls that were executed and failed, in the window (6.2+;
@@ -490,10 +480,10 @@ impl Node {
         let (first, last) = (self.first.as_ref()?, self.last.as_ref()?);
         (self.level() >= (6, 2)).then_some(())?;
         let changed = last.info.command_stats_since(&first.info);
-        let grown = |of: fn(&CommandStat) -> u64| {
-            changed.values().map(|(before, after)| of(after).saturating_sub(of(before))).sum()
-        };
-        Some((grown(|s| s.rejected), grown(|s| s.failed)))
+        Some(changed.fold((0, 0), |(rejected, failed): (u64, u64), (_, before, after)| {
+            let refused = after.rejected.saturating_sub(before.rejected);
+            (rejected.saturating_add(refused), failed.saturating_add(after.failed.saturating_sub(before.failed)))
+        }))
     }
 
     /// [`Node::commands`] without what we sent ourselves: our calls are taken off at the mean cost.
@@ -525,7 +515,7 @@ impl Node {
     fn was_reset(&self) -> bool {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return false };
         // A line that is missing from the later INFO counts as zero calls.
-        first.info.command_stats_since(&last.info).values().any(|(after, before)| after.calls < before.calls)
+        first.info.command_stats_since(&last.info).any(|(_, after, before)| after.calls < before.calls)
     }
 
     /// Commands of an application per second; none where they were not counted, or the counters were reset.
@@ -537,17 +527,11 @@ impl Node {
     /// Errors by code word in the window (6.2+), without those that were answers to us.
     pub fn errors(&self) -> BTreeMap<String, u64> {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return BTreeMap::new() };
-        let before = first.info.error_stats();
-        last.info
-            .error_stats()
-            .into_iter()
-            .filter_map(|(name, n)| {
-                let ours = self.own.errors.get(name).copied().unwrap_or(0);
-                let grown = n.checked_sub(before.get(name).copied().unwrap_or(0))?;
-                Some((name.to_string(), grown.saturating_sub(ours)))
-            })
-            .filter(|(_, n)| *n > 0)
-            .collect()
+        let others = |(name, grown): (&str, u64)| {
+            let ours = self.own.errors.get(name).copied().unwrap_or(0);
+            Some((name.to_string(), grown.checked_sub(ours).filter(|n| *n > 0)?))
+        };
+        last.info.error_stats_since(&first.info).filter_map(others).collect()
     }
 
     /// Share of one core that the main thread used in the window, as (user, sys). Before 6.2 the figures hold the
@@ -562,8 +546,9 @@ impl Node {
 
     /// Share of one core inside commands, ours included, by the server's own clock.
     pub fn inside_share(&self) -> Option<f64> {
-        (self.window_s > 0.0 && self.last.is_some())
-            .then(|| self.commands().values().map(|s| s.usec as f64).sum::<f64>() / 1e6 / self.window_s)
+        let last = self.last.as_ref().filter(|_| self.window_s > 0.0)?;
+        let us = self.first.iter().flat_map(|first| called(first, last)).map(|(_, stat)| stat.usec as f64);
+        Some(us.sum::<f64>() / 1e6 / self.window_s)
     }
 
     /// Commands processed in the window, ours taken off.
@@ -618,6 +603,17 @@ impl Node {
     pub fn is_master(&self) -> bool {
         self.info().and_then(Info::role).map_or(self.role == Role::Master, |r| r == "master")
     }
+}
+
+/// Commands that were called between two INFOs. One whose counters went back is not among them.
+fn called<'a>(first: &'a Sample, last: &'a Sample) -> impl Iterator<Item = (&'a str, CommandStat)> {
+    last.info.command_stats_since(&first.info).filter_map(|(name, then, after)| {
+        let calls = after.calls.checked_sub(then.calls)?;
+        let usec = after.usec.checked_sub(then.usec)?;
+        let rejected = after.rejected.checked_sub(then.rejected)?;
+        let failed = after.failed.checked_sub(then.failed)?;
+        (calls > 0).then_some((name, CommandStat { calls, usec, rejected, failed }))
+    })
 }
 
 /// Whether a command, as commandstats names it, keeps a deployment going or looks at it, and does nothing for an

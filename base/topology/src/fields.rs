@@ -1,17 +1,21 @@
 //! Named texts in one piece of memory: an INFO has hundreds of fields, and thousands of INFOs are held at a time.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::fmt::{Debug, Formatter};
+use std::sync::Arc;
 
 use memchr::memchr;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Names with their texts, sorted by name, each once. All of them lie in one text, so a copy is two allocations,
-/// however many they are.
+/// Names with their texts, sorted by name, each once. All of them lie in one text, and copies share it until one of
+/// them is changed.
 #[derive(Clone, Default)]
-pub struct Fields {
+pub struct Fields(Arc<Inner>);
+
+#[derive(Clone, Default)]
+struct Inner {
     text: String,
     places: Vec<Place>,
 }
@@ -64,71 +68,80 @@ impl Fields {
             let (at, length) = (at as u32, name.len() as u32);
             Place { name: (at, length), value: (at + length + 1, value.len() as u32) }
         }));
-        let mut fields = Fields { text: text.to_string(), places };
-        fields.sort();
-        fields
+        let mut inner = Inner { text: text.to_string(), places };
+        inner.sort();
+        Fields(Arc::new(inner))
     }
 
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.find(name).ok().map(|at| self.value(at))
+        self.0.find(name).ok().map(|at| self.0.value(at))
     }
 
     pub fn contains_key(&self, name: &str) -> bool {
-        self.find(name).is_ok()
+        self.0.find(name).is_ok()
     }
 
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.0.places.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.0.places.is_empty()
     }
 
-    /// What they take in memory.
+    /// What they take in memory; copies that share it count it each.
     pub fn bytes(&self) -> usize {
-        self.text.capacity() + self.places.capacity() * size_of::<Place>()
+        self.0.text.capacity() + self.0.places.capacity() * size_of::<Place>()
+    }
+
+    /// Whether one is a copy of the other, and shares its memory.
+    pub fn shares(&self, other: &Fields) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        (0..self.places.len()).map(|at| (self.name(at), self.value(at)))
+        (0..self.0.places.len()).map(|at| (self.0.name(at), self.0.value(at)))
     }
 
     /// Those from a name on.
     pub fn from<'a>(&'a self, name: &str) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
-        let first = self.find(name).unwrap_or_else(|at| at);
-        (first..self.places.len()).map(|at| (self.name(at), self.value(at)))
+        let first = self.0.find(name).unwrap_or_else(|at| at);
+        (first..self.0.places.len()).map(|at| (self.0.name(at), self.0.value(at)))
     }
 
     /// In place of what the name had. What was there stays in memory until a copy of the fields is made by
     /// [`FromIterator`].
     pub fn insert(&mut self, name: String, value: String) {
-        let found = self.find(&name);
-        let Some(place) = self.append(&name, &value) else { return };
+        let inner = Arc::make_mut(&mut self.0);
+        let found = inner.find(&name);
+        let Some(place) = inner.append(&name, &value) else { return };
         match found {
-            Ok(at) => self.places[at] = place,
-            Err(at) => self.places.insert(at, place),
+            Ok(at) => inner.places[at] = place,
+            Err(at) => inner.places.insert(at, place),
         }
     }
 
     /// What the name had.
     pub fn remove(&mut self, name: &str) -> Option<String> {
-        let at = self.find(name).ok()?;
-        let value = self.value(at).to_string();
-        self.places.remove(at);
+        let inner = Arc::make_mut(&mut self.0);
+        let at = inner.find(name).ok()?;
+        let value = inner.value(at).to_string();
+        inner.places.remove(at);
         Some(value)
     }
 
     pub fn retain(&mut self, keep: impl Fn(&str, &str) -> bool) {
-        let text = &self.text;
-        self.places.retain(|place| keep(part(text, place.name), part(text, place.value)));
+        let Inner { text, places } = Arc::make_mut(&mut self.0);
+        places.retain(|place| keep(part(text, place.name), part(text, place.value)));
     }
 
     pub fn clear(&mut self) {
         *self = Fields::default();
     }
+}
 
+impl Inner {
     /// Puts a name and its text behind the others; `None` when all of it would be larger than 4 GiB.
     fn append(&mut self, name: &str, value: &str) -> Option<Place> {
         let at = u32::try_from(self.text.len()).ok()?;
@@ -139,34 +152,48 @@ impl Fields {
         Some(Place { name, value: (at + name.1, value.len() as u32) })
     }
 
+    /// By name. Of two with one name the later one stays.
     fn sort(&mut self) {
         let text = &self.text;
         let by_name = |a: &Place, b: &Place| bytes(text, a.name).cmp(bytes(text, b.name));
-        // Stable: of two with one name the later one is behind.
-        self.places.sort_by(by_name);
-        let mut kept: Vec<Place> = Vec::with_capacity(self.places.len());
-        for place in &self.places {
-            match kept.last_mut() {
-                Some(last) if by_name(last, place) == Ordering::Equal => *last = *place,
-                _ => kept.push(*place),
+        let rises = |places: &[Place]| places.is_sorted_by(|a, b| by_name(a, b) == Ordering::Less);
+        ORDER.with_borrow_mut(|order| {
+            if order.len() == self.places.len() {
+                let as_before: Vec<Place> = order.iter().map(|at| self.places[*at as usize]).collect();
+                if rises(&as_before) {
+                    self.places = as_before;
+                    return;
+                }
             }
-        }
-        // As many as there are: they are kept.
-        kept.shrink_to_fit();
-        self.places = kept;
+            *order = (0..self.places.len() as u32).collect();
+            order.sort_by(|a, b| by_name(&self.places[*a as usize], &self.places[*b as usize]));
+            let mut kept: Vec<Place> = Vec::with_capacity(self.places.len());
+            for place in order.iter().map(|at| &self.places[*at as usize]) {
+                match kept.last_mut() {
+                    Some(last) if by_name(last, place) == Ordering::Equal => *last = *place,
+                    _ => kept.push(*place),
+                }
+            }
+            // As many as there are: they are kept.
+            kept.shrink_to_fit();
+            self.places = kept;
+        });
     }
 
     fn find(&self, name: &str) -> Result<usize, usize> {
-        let place = |at: &usize| self.places.get(*at).is_some_and(|p| bytes(&self.text, p.name) == name.as_bytes());
+        let order = |place: &Place| bytes(&self.text, place.name).cmp(name.as_bytes());
         LAST.with(|last| {
             let last = &last[mark(name) % LASTS];
-            if let Some(at) = Some(usize::from(last.get())).filter(place) {
-                return Ok(at);
+            let at = usize::from(last.get());
+            match self.places.get(at).map(order) {
+                Some(Ordering::Equal) => return Ok(at),
+                // Where it would be: what begins with a name is looked for as well.
+                Some(Ordering::Greater) if at == 0 || order(&self.places[at - 1]) == Ordering::Less => return Err(at),
+                _ => {}
             }
-            let found = self.places.binary_search_by(|place| bytes(&self.text, place.name).cmp(name.as_bytes()));
-            if let Ok(at) = found {
-                last.set(u16::try_from(at).unwrap_or(0));
-            }
+            let found = self.places.binary_search_by(order);
+            let (Ok(at) | Err(at)) = found;
+            last.set(u16::try_from(at).unwrap_or(0));
             found
         })
     }
@@ -186,6 +213,9 @@ thread_local! {
     /// Where a name of this mark was found last. INFOs of one version have the same fields, so it is there again: of a
     /// day that is diagnosed minute by minute, a quarter of the time was searches for the same few hundred names.
     static LAST: [Cell<u16>; LASTS] = const { [const { Cell::new(0) }; LASTS] };
+    /// The places of the lines that were sorted last, by name. Most of the time the next INFO has the same fields in the
+    /// same places, so looking whether it has takes the place of sorting it.
+    static ORDER: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Names are alike at the beginning (`used_memory_`), and differ at the end and in length.
@@ -208,12 +238,12 @@ fn part(text: &str, (at, length): (u32, u32)) -> &str {
 
 impl<N: AsRef<str>> Extend<(N, String)> for Fields {
     fn extend<I: IntoIterator<Item = (N, String)>>(&mut self, fields: I) {
+        let inner = Arc::make_mut(&mut self.0);
         for (name, value) in fields {
-            if let Some(place) = self.append(name.as_ref(), &value) {
-                self.places.push(place);
-            }
+            let place = inner.append(name.as_ref(), &value);
+            inner.places.extend(place);
         }
-        self.sort();
+        inner.sort();
     }
 }
 
@@ -264,13 +294,13 @@ impl<'de> Deserialize<'de> for Fields {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
-                let mut fields = Fields::default();
+                let mut inner = Inner::default();
                 while let Some((name, value)) = map.next_entry::<String, String>()? {
-                    let place = fields.append(&name, &value);
-                    fields.places.extend(place);
+                    let place = inner.append(&name, &value);
+                    inner.places.extend(place);
                 }
-                fields.sort();
-                Ok(fields)
+                inner.sort();
+                Ok(Fields(Arc::new(inner)))
             }
         }
         deserializer.deserialize_map(Map)
@@ -297,6 +327,29 @@ mod tests {
         assert_eq!((fields.get("b"), fields.get("c"), fields.len()), (Some("2"), None, 4));
         assert_eq!(fields.from("b").next(), Some(("b", "2")));
         assert_eq!(fields.from("aa").count(), 2);
+    }
+
+    #[test]
+    fn lines_in_another_order_or_with_other_names_are_sorted_anew() {
+        let names = |text: &str| Fields::of_lines(text).iter().map(|(n, v)| format!("{n}{v}")).collect::<String>();
+        for _ in 0..2 {
+            assert_eq!(names("c:1\na:2\nb:3\n"), "a2b3c1");
+            assert_eq!(names("c:4\na:5\nb:6\n"), "a5b6c4");
+            assert_eq!(names("a:1\nb:2\nc:3\n"), "a1b2c3");
+            assert_eq!(names("c:1\nb:2\nb:3\n"), "b3c1");
+            assert_eq!(names("d:1\na:2\na:3\n"), "a3d1");
+        }
+    }
+
+    #[test]
+    fn a_copy_shares_its_memory_until_it_is_changed() {
+        let fields = Fields::of_lines("a:1\nb:2\n");
+        let mut copy = fields.clone();
+        assert!(copy.shares(&fields));
+        assert!(!Fields::of_lines("a:1\nb:2\n").shares(&fields));
+        copy.insert("a".into(), "3".into());
+        assert!(!copy.shares(&fields));
+        assert_eq!((fields.get("a"), copy.get("a"), copy.get("b")), (Some("1"), Some("3"), Some("2")));
     }
 
     proptest! {

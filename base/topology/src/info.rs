@@ -81,14 +81,14 @@ impl Info {
     }
 
     /// Those whose line is another than in an earlier INFO, with what it was then.
-    pub fn command_stats_since<'a>(&'a self, before: &Info) -> BTreeMap<&'a str, (CommandStat, CommandStat)> {
-        const PREFIX: &str = "cmdstat_";
-        let pair = |(name, after): (&'a str, &'a str)| {
-            let then = before.get(&format!("{PREFIX}{name}"));
-            (then != Some(after))
-                .then(|| (name, (then.map_or_else(Default::default, CommandStat::of), CommandStat::of(after))))
+    pub fn command_stats_since<'a>(
+        &'a self,
+        before: &'a Info,
+    ) -> impl Iterator<Item = (&'a str, CommandStat, CommandStat)> {
+        let pair = |(name, then, after): (&'a str, Option<&str>, &str)| {
+            (name, then.map_or_else(Default::default, CommandStat::of), CommandStat::of(after))
         };
-        self.prefixed(PREFIX).filter_map(pair).collect()
+        self.changed_since(before, "cmdstat_").map(pair)
     }
 
     /// Every `errorstat_*` (since 6.2): count by code word.
@@ -96,13 +96,35 @@ impl Info {
         self.prefixed("errorstat_").map(|(name, v)| (name, part(v, "count") as u64)).collect()
     }
 
+    /// By how much each `errorstat_*` has grown since an earlier INFO, where it has.
+    pub fn error_stats_since<'a>(&'a self, before: &'a Info) -> impl Iterator<Item = (&'a str, u64)> {
+        let count = |line: &str| part(line, "count") as u64;
+        let grown = move |(name, then, after): (&'a str, Option<&str>, &str)| {
+            let grown = count(after).checked_sub(then.map_or(0, count))?;
+            (grown > 0).then_some((name, grown))
+        };
+        self.changed_since(before, "errorstat_").filter_map(grown)
+    }
+
+    /// Lines with this prefix that are not the same in an earlier INFO: the rest of the name, what it was then, and
+    /// what it is now.
+    fn changed_since<'a, 'b>(
+        &'a self,
+        before: &'b Info,
+        prefix: &'static str,
+    ) -> impl Iterator<Item = (&'a str, Option<&'b str>, &'a str)> {
+        let mut earlier = before.prefixed(prefix).peekable();
+        self.prefixed(prefix).filter_map(move |(name, after)| {
+            while earlier.next_if(|(other, _)| *other < name).is_some() {}
+            let then = earlier.next_if(|(other, _)| *other == name).map(|(_, line)| line);
+            (then != Some(after)).then_some((name, then, after))
+        })
+    }
+
     /// `slave0:ip=...,port=...` lines of a master, as (ip, port, state, lag in seconds, acknowledged offset).
     pub fn replicas(&self) -> Vec<(String, u16, String, u64, u64)> {
-        self.0
-            .iter()
-            .filter(|(k, _)| {
-                k.strip_prefix("slave").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-            })
+        self.prefixed("slave")
+            .filter(|(n, _)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
             .filter_map(|(_, v)| {
                 Some((
                     text_part(v, "ip")?.to_string(),
@@ -127,7 +149,8 @@ impl Info {
         databases.map(|(_, v)| part(v, "expires") as u64).fold(0, u64::saturating_add)
     }
 
-    fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
+    /// The fields with this prefix, by the rest of their names.
+    pub fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
         self.0.from(prefix).map_while(move |(k, v)| Some((k.strip_prefix(prefix)?, v)))
     }
 }
@@ -165,6 +188,20 @@ fn part(value: &str, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_changed_is_told_with_what_it_was() {
+        let before =
+            Info::parse("cmdstat_a:calls=1\ncmdstat_get:calls=5,usec=9\ncmdstat_z:calls=2\nerrorstat_OOM:count=3\n");
+        let after = Info::parse(
+            "cmdstat_get:calls=7,usec=9\ncmdstat_hget:calls=1\ncmdstat_z:calls=2\nerrorstat_ASK:count=1\nerrorstat_OOM:count=5\nerrorstat_X:count=0\n",
+        );
+        let changed = after.command_stats_since(&before);
+        let calls = changed.map(|(name, then, now)| (name, then.calls, now.calls));
+        assert_eq!(calls.collect::<Vec<_>>(), [("get", 5, 7), ("hget", 0, 1)]);
+        assert_eq!(after.error_stats_since(&before).collect::<Vec<_>>(), [("ASK", 1), ("OOM", 2)]);
+        assert_eq!(before.error_stats_since(&after).count(), 0, "a counter that was reset tells nothing");
+    }
 
     #[test]
     fn what_is_no_finite_number_is_none() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use unslow_facts::Facts;
+use unslow_facts::{Facts, Node, Sample};
 use unslow_views::{Head, Row, Scope, Subject, Table, View};
 
 /// Frames that are kept to step back to, and what their INFOs may take together, in bytes.
@@ -77,16 +77,26 @@ pub enum Mood {
 #[derive(Clone)]
 pub struct Frame {
     pub facts: Arc<Facts>,
+    pub head: Head,
     pub verdict: (Mood, String),
-    /// What its INFOs take, roughly, in bytes.
-    pub bytes: usize,
 }
 
 impl Frame {
     pub fn new(facts: Facts, verdict: (Mood, String)) -> Frame {
-        let samples = facts.nodes.iter().flat_map(|node| [&node.first, &node.last]).flatten();
-        let bytes = samples.map(|sample| sample.info.0.bytes()).sum();
-        Frame { facts: Arc::new(facts), verdict, bytes }
+        let head = Head::of(&facts);
+        Frame { facts: Arc::new(facts), head, verdict }
+    }
+
+    /// What its INFOs take, in bytes, without those that it shares with the frame before it.
+    fn bytes(&self, before: Option<&Frame>) -> usize {
+        let held = |node: &Node| {
+            let nodes = before.map_or(&[][..], |frame| &frame.facts.nodes);
+            let same = nodes.binary_search_by(|other| other.address.cmp(&node.address)).ok().map(|at| &nodes[at]);
+            let there = same.map_or([None, None], |node| [node.first.as_ref(), node.last.as_ref()]);
+            let is_new = |sample: &&Sample| !there.iter().flatten().any(|other| other.info.0.shares(&sample.info.0));
+            [&node.first, &node.last].into_iter().flatten().filter(is_new).map(|s| s.info.0.bytes()).sum::<usize>()
+        };
+        self.facts.nodes.iter().map(held).sum()
     }
 }
 
@@ -96,6 +106,8 @@ pub struct App {
     /// Whether the servers are watched, or a recording is read.
     pub is_live: bool,
     frames: VecDeque<Frame>,
+    /// What each of them added, in bytes.
+    added: VecDeque<usize>,
     /// How many frames the one shown is behind the newest.
     back: usize,
     pub paused: bool,
@@ -123,6 +135,7 @@ impl App {
             url: url.to_string(),
             is_live,
             frames: VecDeque::new(),
+            added: VecDeque::new(),
             back: 0,
             paused: false,
             view,
@@ -142,8 +155,12 @@ impl App {
 
     /// The next window.
     pub fn take(&mut self, frame: Frame) {
-        let head = Head::of(&frame.facts);
-        self.points.push_back([head.ops_per_s, head.errors_per_s, head.worst_ping.map(|(us, _)| f64::from(us))]);
+        let head = &frame.head;
+        self.points.push_back([
+            head.ops_per_s,
+            head.errors_per_s,
+            head.worst_ping.as_ref().map(|(us, _)| f64::from(*us)),
+        ]);
         while self.points.len() > POINTS {
             self.points.pop_front();
         }
@@ -160,10 +177,16 @@ impl App {
 
     fn keep(&mut self, frame: Frame) {
         let kept = if self.is_live { FRAMES } else { 1 };
+        self.added.push_back(frame.bytes(self.frames.back()));
         self.frames.push_back(frame);
-        let is_much = |frames: &VecDeque<Frame>| frames.iter().map(|f| f.bytes).sum::<usize>() > FRAME_BYTES;
-        while self.frames.len() > kept || self.frames.len() > 2 && is_much(&self.frames) {
+        let is_much = |added: &VecDeque<usize>| added.iter().sum::<usize>() > FRAME_BYTES;
+        while self.frames.len() > kept || self.frames.len() > 2 && is_much(&self.added) {
             self.frames.pop_front();
+            self.added.pop_front();
+            // The oldest one shares with none before it.
+            if let (Some(frame), Some(added)) = (self.frames.front(), self.added.front_mut()) {
+                *added = frame.bytes(None);
+            }
         }
         if self.is_live && self.paused {
             self.back += 1;

@@ -67,7 +67,7 @@ fn head(screen: &mut Frame, area: Rect, app: &App, look: Look) {
         screen.render_widget("waiting for the first answers", verdict);
         return;
     };
-    let (facts, figure) = (&frame.facts, Head::of(&frame.facts));
+    let (facts, figure) = (&frame.facts, &frame.head);
     let away = if figure.away > 0 { format!(", {} unreachable", figure.away) } else { String::new() };
     let servers = if figure.servers == 1 { "server" } else { "servers" };
     let left = format!("{}  {} {servers}{away}", app.url, figure.servers);
@@ -89,7 +89,7 @@ fn head(screen: &mut Frame, area: Rect, app: &App, look: Look) {
         Mood::Unknown => look.faint(),
     };
     screen.render_widget(Paragraph::new(plain(sentence)).style(style).wrap(Wrap { trim: true }), verdict);
-    curves(screen, figures, app, &figure, look);
+    curves(screen, figures, app, figure, look);
     let names = View::ALL.iter().zip(1..).flat_map(|(view, key)| {
         let style = if *view == app.view { look.chosen() } else { Style::new() };
         [Span::styled(format!(" {key} {} ", view.name()), style), Span::raw(" ")]

@@ -18,12 +18,12 @@ use unslow_views::Head;
 use super::app::{Frame, Mood};
 use crate::incidents;
 
-/// The slow log is read this often in a live view; clients and settings every sixth time.
+/// The slow log is read this often in a live view of up to 100 servers; clients and settings every sixth time.
 const ASK: Duration = Duration::from_secs(5);
-/// A frame takes a millisecond for a few servers, and a tenth of a second for hundreds. The pause before the next one
-/// is this multiple of it, so drawing has a bounded share of a core. Running the rules is limited in the same way.
-const FRAME_SHARE: u32 = 40;
-const VERDICT_SHARE: u32 = 50;
+/// A frame takes well under a millisecond for a few servers, and 10 ms for hundreds. The pause before the next one is
+/// this multiple of it, so drawing has a bounded share of a core. Running the rules is limited in the same way.
+const FRAME_SHARE: u32 = 20;
+const VERDICT_SHARE: u32 = 100;
 /// Nothing is called well while a PING takes this long.
 const SLOW_PING_US: u32 = 1_000_000;
 /// An older verdict is shown with its age.
@@ -75,6 +75,7 @@ impl Live {
             return Ok(None);
         }
         let facts = self.watching.facts();
+        let took = begun.elapsed();
         if !is_measured(&facts) {
             let silent = self.recorder.silent.first().map(|(_, why)| (Mood::Bad, why.message.clone()));
             self.verdict = silent.unwrap_or_else(|| (Mood::Unknown, "measuring".into()));
@@ -85,7 +86,7 @@ impl Live {
             self.verdict_at = begun;
             self.verdict_due = Instant::now() + begun.elapsed() * VERDICT_SHARE;
         }
-        self.due = Instant::now() + begun.elapsed() * FRAME_SHARE;
+        self.due = Instant::now() + took * FRAME_SHARE;
         let (mood, mut sentence) = self.verdict.clone();
         let age = self.verdict_at.elapsed();
         if mood != Mood::Unknown && age >= STALE {
@@ -202,7 +203,7 @@ mod tests {
             let mut facts = Facts { window_s: 5.0, ..Facts::of_nothing("redis://a:1") };
             let mut node = Node::new("a:1", Role::Master);
             let value = Rtt::of(&[100, us]).unwrap();
-            node.rtt = Seen::Yes { value, source: "PING".into(), at_ms: 1 };
+            node.rtt = Seen::yes(value, "PING", 1);
             facts.nodes.push(node);
             assert!(facts.check().is_ok(), "{:?}", facts.check());
             verdict(&facts)

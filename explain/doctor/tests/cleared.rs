@@ -56,7 +56,7 @@ fn set(facts: &mut Facts, fields: &[(&str, &str)]) {
 }
 
 fn configure(facts: &mut Facts, name: &str, value: &str) {
-    let Seen::Yes { value: settings, .. } = &mut facts.nodes[0].config else { panic!("the settings were seen") };
+    let settings = facts.nodes[0].config.value_mut().expect("the settings were seen");
     settings.insert(name.into(), value.into());
 }
 

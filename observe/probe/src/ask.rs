@@ -171,7 +171,7 @@ fn name_in_stats<A: AsRef<[u8]>>(args: &[A]) -> String {
 /// What was found, or why nothing was.
 pub fn seen<T>(result: Result<T, Error>, source: &str) -> Seen<T> {
     match result {
-        Ok(value) => Seen::Yes { value, source: source.to_string(), at_ms: now_ms() },
+        Ok(value) => Seen::yes(value, source.to_string(), now_ms()),
         Err(e) => unseen(&e, source),
     }
 }

@@ -23,22 +23,47 @@ const CONNECT_US: f64 = 20.0;
 /// Fewer commands of others per second than this are no work worth telling from ours.
 const FOREIGN_MOST: f64 = 1.0;
 
-pub fn of(nodes: &[Node], took: Duration) -> Cost {
-    let mut cost = Cost { seconds: took.as_secs_f64(), ..Cost::default() };
-    for node in nodes {
-        cost.commands += node.own.total;
+/// What one server paid.
+#[derive(Clone, Debug, Default)]
+pub struct Paid {
+    commands: u64,
+    us: f64,
+    /// The dearest of our commands, as commandstats names it, and its mean in us.
+    slowest: Option<(String, f64)>,
+}
+
+impl Paid {
+    pub fn by(node: &Node) -> Paid {
         let stats = node.commands();
-        for name in node.own.commands.keys() {
-            let mean = mean_us(&stats, name);
-            if mean > cost.slowest_us {
-                cost.slowest_us = mean;
-                cost.slowest_command = name.to_uppercase().replace('|', " ");
+        let means = node.own.commands.keys().map(|name| (name, mean_us(&stats, name))).filter(|(_, us)| *us > 0.0);
+        Paid {
+            commands: node.own.total,
+            us: window_us(node, &stats) + beside_us(node, &stats),
+            slowest: means.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, us)| (name.clone(), us)),
+        }
+    }
+
+    /// What looking for this long cost all of them, and the one that paid most.
+    pub fn all<'a>(paid: impl Iterator<Item = &'a Paid>, took: Duration) -> Cost {
+        let mut cost = Cost { seconds: took.as_secs_f64(), ..Cost::default() };
+        let mut slowest = None;
+        for one in paid {
+            cost.commands += one.commands;
+            cost.server_cpu_share = cost.server_cpu_share.max(one.us / 1e6 / took.as_secs_f64().max(0.001));
+            if let Some((name, us)) = one.slowest.as_ref().filter(|(_, us)| *us > cost.slowest_us) {
+                cost.slowest_us = *us;
+                slowest = Some(name);
             }
         }
-        let us = window_us(node, &stats) + beside_us(node, &stats);
-        cost.server_cpu_share = cost.server_cpu_share.max(us / 1e6 / took.as_secs_f64().max(0.001));
+        cost.slowest_command = slowest.map(|name| name.to_uppercase().replace('|', " ")).unwrap_or_default();
+        cost
     }
-    cost
+}
+
+/// What looking for this long cost these servers.
+pub fn of(nodes: &[Node], took: Duration) -> Cost {
+    let paid: Vec<Paid> = nodes.iter().map(Paid::by).collect();
+    Paid::all(paid.iter(), took)
 }
 
 /// In the window.

@@ -139,13 +139,8 @@ impl Inquiry {
         questions.ask_open(ask, node, &self.salt, is_cluster)?;
         ask.own.stopped_early = questions.stopped_early();
         if round == Round::Whole && !ask.own.stopped_early {
-            self.counted = match histogram::at_start(ask, level) {
-                Seen::Yes { value, .. } => Some(value),
-                Seen::No(gap) => {
-                    node.histograms = Seen::No(gap);
-                    None
-                }
-            };
+            let counted = histogram::at_start(ask, level).into_result();
+            self.counted = counted.map_err(|gap| node.histograms = Seen::No(gap)).ok();
         }
         Ok(())
     }

@@ -179,13 +179,7 @@ impl Run<'_> {
             Some(gap) => Seen::No(gap),
             None => histogram::at_start(ask, node.level()),
         };
-        match counted {
-            Seen::Yes { value, .. } => Some(value),
-            Seen::No(gap) => {
-                node.histograms = Seen::No(gap);
-                None
-            }
-        }
+        counted.into_result().map_err(|gap| node.histograms = Seen::No(gap)).ok()
     }
 
     /// How it is set and what it knows of its cluster, unless that was answered before; `kept` answers' time is left
@@ -220,7 +214,7 @@ impl Run<'_> {
         let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
         let rtt = start.pings.then(|| Rtt::of(&times)).flatten();
         if let Some(rtt) = rtt {
-            node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: now_ms() };
+            node.rtt = Seen::yes(rtt, "PING", now_ms());
         }
         if node.slowlog.value().is_none() {
             self.questions(ask, node, start, questions::reference(start.baseline, rtt), after_silence)?;

@@ -71,7 +71,7 @@ mod tests {
     fn node(info: &str, counts_time: bool) -> Node {
         let first = Some(Sample { at_ms: 1, info: Info::parse(info) });
         let value = [("cluster-slot-stats-enabled".to_string(), if counts_time { "yes" } else { "no" }.to_string())];
-        let config = Seen::Yes { value: value.into(), source: "CONFIG GET".into(), at_ms: 1 };
+        let config = Seen::yes(value.into(), "CONFIG GET", 1);
         Node { first, config, ..Node::new("h:1", Role::Master) }
     }
 

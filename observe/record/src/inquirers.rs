@@ -21,6 +21,8 @@ use crate::scheme::{Listed, Listing, TELL_AGAIN_MS};
 pub const ROUNDS_PER_WHOLE: u32 = 6;
 /// It asks things that are not taken off as ours, so it is rare where nothing changes.
 const DISCOVER: Duration = Duration::from_secs(600);
+/// Not more than one server is asked within this: of hundreds each is asked more rarely.
+const PACE: Duration = Duration::from_millis(50);
 /// While nothing is to be asked.
 const IDLE: Duration = Duration::from_secs(60);
 /// A failover changes several servers within moments.
@@ -80,7 +82,7 @@ struct State {
 
 /// Shared by the threads.
 pub struct Inquirers {
-    /// From one round to the next.
+    /// From one round to the next, unless there are more servers than [`PACE`] allows for.
     every: Duration,
     options: Options,
     salt: Arc<Salt>,
@@ -370,14 +372,15 @@ impl Inquirers {
     }
 
     fn ask(&self, number: NodeNumber) {
-        let taken = {
+        let (taken, every) = {
             let mut state = self.state();
+            let every = self.every.max(PACE * u32::try_from(state.asked.len()).unwrap_or(u32::MAX));
             // One that is gone is not asked again.
             let asked = state.asked.get_mut(&number);
-            asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round)))
+            (asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round))), every)
         };
         let Some((mut inquiry, round)) = taken else { return };
-        let kind = if round.is_multiple_of(rounds_per_whole(self.every)) { Round::Whole } else { Round::Often };
+        let kind = if round.is_multiple_of(rounds_per_whole(every)) { Round::Whole } else { Round::Often };
         let answer = if self.keeps_answers { inquiry.ask(kind) } else { inquiry.hand_over(kind) }.ok();
         let at = stamp();
         let mut state = self.state();
@@ -395,7 +398,7 @@ impl Inquirers {
             state.nodes.insert(number, node.clone());
         }
         // In one turn with the round above: what hurries it next finds it in the queue, and takes it out.
-        let pause = if is_hurried { Duration::ZERO } else { self.every };
+        let pause = if is_hurried { Duration::ZERO } else { every };
         state.jobs.push(Reverse((Instant::now() + pause, Job::Ask(number))));
         drop(state);
         self.changed.notify_one();

@@ -377,7 +377,7 @@ impl<D: Disk> Keeper<D> {
         self.part(number, at, Part::ClusterInfo, &node.cluster_info)?;
         self.part(number, at, Part::SlotStats, &node.slot_stats)?;
         self.part(number, at, Part::Histograms, &node.histograms)?;
-        self.part(number, at, Part::Greeted, &Seen::Yes { value: greeted, source: String::new(), at_ms: 0 })
+        self.part(number, at, Part::Greeted, &Seen::yes(greeted, String::new(), 0))
     }
 
     /// Entries of a log that are new, each with its number. A log that was reset, or a restarted server, begins again.
@@ -412,7 +412,9 @@ impl<D: Disk> Keeper<D> {
         let Some(kept) = self.nodes.get_mut(&number) else { return Ok(()) };
         // When it was asked is the event's time; within the payload it would make each differ from the last.
         let same = match seen {
-            Seen::Yes { value, source, .. } => json(&Seen::Yes { value, source: source.clone(), at_ms: 0 }),
+            Seen::Yes { value, source, .. } => {
+                json(&Seen::Yes { value: value.clone(), source: source.clone(), at_ms: 0 })
+            }
             no => json(no),
         };
         let digest = self.digests.hash_one(&same);
@@ -459,7 +461,7 @@ fn is_kept(name: &str, value: &str) -> bool {
 /// Whether a log was read: its entries are events of their own.
 fn without_entries<T: Clone>(log: &Seen<Vec<T>>) -> Seen<Vec<T>> {
     match log {
-        Seen::Yes { source, at_ms, .. } => Seen::Yes { value: Vec::new(), source: source.clone(), at_ms: *at_ms },
+        Seen::Yes { source, at_ms, .. } => Seen::yes(Vec::new(), source.clone(), *at_ms),
         no => no.clone(),
     }
 }

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, PeerSockets, Rtt, Sample, Seen, SentinelNode};
+use unslow_probe::Paid;
 use unslow_probe::host::Counts;
 use unslow_resp::lossy;
 use unslow_series::{Error, Stamp};
-use unslow_topology::{Info, Role, fields_of};
+use unslow_topology::{Info, Role};
 
 use crate::eye::stamp;
 use crate::keeper::{OF_TOPOLOGY, Take, Told};
@@ -59,12 +61,25 @@ struct Watched {
     topology: Option<u64>,
     /// Whether the expensive questions were answered once: before that, what they sent is not known.
     is_asked: bool,
+    /// What we sent from the first INFO to the last.
+    own: Own,
+    /// `None` where something was seen since: a view asks for facts more often than servers give them.
+    drawn: Option<Drawn>,
+}
+
+/// What was found out about the samples of a node when facts were made of them.
+struct Drawn {
+    /// Whether there were any.
+    has_samples: bool,
+    /// What cannot be among its numbers.
+    why: Option<String>,
+    paid: Paid,
 }
 
 /// One INFO, and what came before it.
 struct Second {
     at: Stamp,
-    info: Vec<u8>,
+    info: Info,
     counters: Counters,
     pings: Pings,
     own: Own,
@@ -80,7 +95,7 @@ impl Watching {
         Watching(Arc::new(Mutex::new(Live::new(url, window_ms))))
     }
 
-    /// The window that ends now.
+    /// The window that ends now. Asked twice a second of hundreds of servers, it looks only at what came in between.
     pub fn facts(&self) -> Facts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).facts(stamp())
     }
@@ -131,13 +146,7 @@ impl Live {
     pub fn take(&mut self, note: &Note) -> Told {
         match note {
             Note::Node { number, url, address } if *url == self.url => {
-                let asked = Arc::new(Node::new(address, Role::Unknown));
-                let (seconds, stalls) = (VecDeque::new(), VecDeque::new());
-                let (address, is_asked) = (address.clone(), false);
-                let sockets = Seen::default();
-                let watched =
-                    Watched { address, seconds, asked, sockets, stalls, away: None, topology: None, is_asked };
-                self.nodes.insert(*number, watched);
+                self.nodes.insert(*number, Watched::new(address));
             }
             Note::Left(number) => drop(self.nodes.remove(number)),
             Note::Listing { url, listing, .. } if *url == self.url => self.listing = Some(listing.clone()),
@@ -168,7 +177,7 @@ impl Live {
             Note::Asked(number, _, _, found) => {
                 if let Some(node) = self.nodes.get_mut(number) {
                     node.asked = found.clone();
-                    node.is_asked = true;
+                    (node.is_asked, node.drawn) = (true, None);
                 }
             }
             Note::Sockets(number, _, found) => {
@@ -181,33 +190,30 @@ impl Live {
         Told::Nothing
     }
 
-    pub fn facts(&self, now: Stamp) -> Facts {
+    pub fn facts(&mut self, now: Stamp) -> Facts {
         let mut facts = Facts::of_nothing(&self.url);
         let start_ms = now.wall_ms - self.window_ms;
         (facts.at_ms, facts.window_s) = (unix(start_ms), self.window_ms as f64 / 1000.0);
         if let Some(listing) = &self.listing {
             (facts.kind, facts.notes, facts.through) = (listing.kind, listing.notes.clone(), listing.through.clone());
         }
-        for watched in self.nodes.values() {
-            let listed = self.listing.as_ref().map(|l| l.nodes.iter().find(|n| n.address == watched.address));
+        let listing = self.listing.as_ref();
+        let listed: Option<BTreeMap<&str, &Listed>> =
+            listing.map(|l| l.nodes.iter().map(|node| (&*node.address, node)).collect());
+        let mut paid = Vec::new();
+        for watched in self.nodes.values_mut() {
+            let listed = listed.as_ref().map(|all| all.get(&*watched.address).copied());
             if listed == Some(None) {
                 continue; // a Sentinel that was asked before it was known as one
             }
             let node = watched.node(self.window_ms, now, listed.flatten());
-            facts.nodes.push(match node.check() {
-                Ok(()) => node,
-                // What one server makes up must neither hide the others nor itself.
-                Err(why) => {
-                    let why = format!("{}: its numbers cannot be: {why}", watched.address);
-                    let (unreachable, away) = (Some(why), Some(Lack::Other));
-                    Node { unreachable, away, ..Node::new(&watched.address, Role::Unknown) }
-                }
-            });
+            facts.nodes.push(watched.possible(node));
+            paid.extend(watched.drawn.as_ref().map(|drawn| &drawn.paid));
         }
+        facts.cost = Paid::all(paid.into_iter(), Duration::from_secs_f64(facts.window_s));
         facts.nodes.sort_by(|a, b| a.address.cmp(&b.address));
         facts.sentinels.extend(self.sentinels.values().cloned());
         facts.hosts.extend(self.host(now));
-        facts.cost = unslow_probe::cost(&facts.nodes, facts.window_s);
         facts
     }
 
@@ -228,6 +234,21 @@ impl Live {
 }
 
 impl Watched {
+    fn new(address: &str) -> Watched {
+        Watched {
+            address: address.to_string(),
+            seconds: VecDeque::new(),
+            asked: Arc::new(Node::new(address, Role::Unknown)),
+            sockets: Seen::default(),
+            stalls: VecDeque::new(),
+            away: None,
+            topology: None,
+            is_asked: false,
+            own: Own::default(),
+            drawn: None,
+        }
+    }
+
     fn begin_again(&mut self) {
         self.seconds.clear();
         self.stalls.clear();
@@ -247,31 +268,32 @@ impl Watched {
                 if away.is_none() { Told::AskSoon(number) } else { Told::Nothing }
             }
             Saw::Second { info, pings, sent } => {
-                let text = lossy(info);
+                let info = Info::parse(&lossy(info));
                 let mut own = self.asked.own.clone();
                 own.add(sent);
-                let (mut counters, mut topology) = (Counters::with_own(own.total), DefaultHasher::new());
-                for (name, value) in fields_of(&text) {
-                    counters.tell(name, value);
-                    if OF_TOPOLOGY.contains(&name) {
-                        (name, value).hash(&mut topology);
-                    }
-                }
+                let counters = Counters::of(&info, own.total);
+                let mut topology = DefaultHasher::new();
+                OF_TOPOLOGY.iter().for_each(|name| info.get(name).hash(&mut topology));
                 let age = |second: &Second| at.mono_ms.saturating_sub(second.at.mono_ms);
                 // Before a gap is another window, and before a restart another process.
                 let is_gone = |last: &Second| age(last) > FRESH_MS || counters.went_back(&last.counters);
                 if self.seconds.back().is_some_and(is_gone) {
                     self.begin_again();
                 }
-                self.seconds.push_back(Second { at, info: info.clone(), counters, pings: pings.clone(), own });
+                self.seconds.push_back(Second { at, info, counters, pings: pings.clone(), own });
                 // One from before the window is its beginning.
                 while self.seconds.get(1).is_some_and(|second| age(second) >= window_ms) {
                     self.seconds.pop_front();
                 }
                 // A close look at a server that says much must not fill the memory.
-                while self.seconds.len() > 2 && self.seconds.iter().map(|s| s.info.len()).sum::<usize>() > INFO_BYTES {
+                let bytes = |seconds: &VecDeque<Second>| seconds.iter().map(|s| s.info.0.bytes()).sum::<usize>();
+                while self.seconds.len() > 2 && bytes(&self.seconds) > INFO_BYTES {
                     self.seconds.remove(1);
                 }
+                if let (Some(first), Some(last)) = (self.seconds.front(), self.seconds.back()) {
+                    self.own = last.own.since(&first.own);
+                }
+                self.drawn = None;
                 let before = self.topology.replace(topology.finish());
                 if before.is_some() && before != self.topology { Told::Changed(number) } else { Told::Nothing }
             }
@@ -296,11 +318,9 @@ impl Watched {
         if let (Some(first), Some(last)) = (self.seconds.front(), fresh)
             && last.at.mono_ms.saturating_sub(first.at.mono_ms) >= SPAN_MS
         {
-            let info = |second: &Second| Info::parse(&lossy(&second.info));
-            let sample = |second: &Second| Sample { at_ms: unix(place(second.at.mono_ms)), info: info(second) };
-            let own = last.own.since(&first.own);
+            let sample = |second: &Second| Sample { at_ms: unix(place(second.at.mono_ms)), info: second.info.clone() };
             let s = seconds_between(first.at, last.at, true);
-            window::measured(&mut node, sample(first), sample(last), s, own);
+            window::measured(&mut node, sample(first), sample(last), s, self.own.clone());
         }
         let mut trail = Trail::new(start_ms);
         self.seconds.iter().for_each(|second| trail.saw(place(second.at.mono_ms), second.counters, &second.pings));
@@ -317,7 +337,7 @@ impl Watched {
         }
         node.pings.sort_unstable();
         let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
-        let rtt = Rtt::of(&times).map(|value| Seen::Yes { value, source: "PING".into(), at_ms: unix(now.wall_ms) });
+        let rtt = Rtt::of(&times).map(|value| Seen::yes(value, "PING", unix(now.wall_ms)));
         node.rtt = rtt.unwrap_or_default();
         if let Some(away) = &self.away {
             node.silent_ms = away.silent.then(|| unix(now.wall_ms).saturating_sub(away.since_ms));
@@ -326,6 +346,26 @@ impl Watched {
             node.clients = Seen::No(Gap::new(away.lack, "the server does not answer", ""));
         }
         node
+    }
+
+    /// The node, or that its numbers cannot be: what one server makes up must neither hide the others nor itself.
+    fn possible(&mut self, node: Node) -> Node {
+        let has_samples = node.last.is_some();
+        self.drawn.take_if(|drawn| drawn.has_samples != has_samples);
+        let drawn = self.drawn.get_or_insert_with(|| match node.check() {
+            Ok(()) => Drawn { has_samples, why: None, paid: Paid::by(&node) },
+            Err(why) => {
+                let why = Some(format!("{}: its numbers cannot be: {why}", self.address));
+                Drawn { has_samples, why, paid: Paid::default() }
+            }
+        });
+        match &drawn.why {
+            None => node,
+            Some(why) => {
+                let (unreachable, away) = (Some(why.clone()), Some(Lack::Other));
+                Node { unreachable, away, ..Node::new(&self.address, Role::Unknown) }
+            }
+        }
     }
 
     /// From one INFO to the next.

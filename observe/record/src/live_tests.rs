@@ -42,7 +42,7 @@ fn second(live: &mut Live, stamp: Stamp, commands: u64) {
     live.take(&Note::Saw(0, stamp, Saw::Second { info: info.into_bytes(), pings, sent: Default::default() }));
 }
 
-fn node(live: &Live, now: Stamp) -> Node {
+fn node(live: &mut Live, now: Stamp) -> Node {
     live.facts(now).nodes.remove(0)
 }
 
@@ -50,7 +50,7 @@ fn node(live: &Live, now: Stamp) -> Node {
 fn figures_are_of_the_window_and_a_master_goes_by_its_listed_name() {
     let mut live = live(5_000);
     (0..20).for_each(|s| second(&mut live, at(s * 1000), s * 100));
-    let node = node(&live, at(19_100));
+    let node = node(&mut live, at(19_100));
     assert_eq!((node.window_s, node.ops()), (5.0, Some(100.0)));
     assert_eq!((node.master.as_deref(), node.role), (Some("b:1"), Role::Replica));
 }
@@ -60,9 +60,9 @@ fn there_are_none_of_a_moment_nor_before_what_we_sent_is_known() {
     let mut live = live(5_000);
     second(&mut live, at(0), 0);
     second(&mut live, at(100), 50);
-    assert_eq!(node(&live, at(200)).ops(), None);
+    assert_eq!(node(&mut live, at(200)).ops(), None);
     second(&mut live, at(1_000), 500);
-    assert_eq!(node(&live, at(1_100)).ops(), Some(500.0));
+    assert_eq!(node(&mut live, at(1_100)).ops(), Some(500.0));
 }
 
 #[test]
@@ -71,15 +71,15 @@ fn before_a_gap_or_a_restart_is_another_window() {
     (0..10).for_each(|s| second(&mut live, at(s * 1000), s * 100));
     // Ten minutes of silence.
     let later = 600_000;
-    assert_eq!(node(&live, at(later)).ops(), None);
+    assert_eq!(node(&mut live, at(later)).ops(), None);
     second(&mut live, at(later), 1_000);
-    assert_eq!(node(&live, at(later)).ops(), None, "not of ten minutes");
+    assert_eq!(node(&mut live, at(later)).ops(), None, "not of ten minutes");
     second(&mut live, at(later + 1_000), 1_700);
-    assert_eq!(node(&live, at(later + 1_000)).ops(), Some(700.0));
+    assert_eq!(node(&mut live, at(later + 1_000)).ops(), Some(700.0));
     // And a process that counts anew.
     second(&mut live, at(later + 2_000), 10);
     second(&mut live, at(later + 3_000), 30);
-    assert_eq!(node(&live, at(later + 3_000)).ops(), Some(20.0));
+    assert_eq!(node(&mut live, at(later + 3_000)).ops(), Some(20.0));
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_clock_that_is_set_changes_no_figure() {
         live.take(&Note::Saw(0, at(9_000), Saw::Stall(Stall { sent_ms: WALL as u64 + 8_700, us: 300_000 })));
         let set = |ms: u64| Stamp { wall_ms: WALL + ms as i64 + step, mono_ms: MONO + ms };
         (10..13).for_each(|s| second(&mut live, set(s * 1000), s * 100));
-        let node = node(&live, set(12_100));
+        let node = node(&mut live, set(12_100));
         assert_eq!((node.window_s, node.ops()), (5.0, Some(100.0)), "{step}");
         assert!(node.series.iter().all(|point| point.commands_per_s <= 101.0), "{step}: {:?}", node.series);
         assert_eq!(node.rtt.value().map(|rtt| rtt.us_max), Some(300_000), "{step}");
@@ -104,11 +104,11 @@ fn a_clock_that_is_set_changes_no_figure() {
 fn one_that_owes_an_answer_does_not_look_well_and_one_that_is_away_has_no_clients() {
     let mut live = live(5_000);
     (0..10).for_each(|s| second(&mut live, at(s * 1000), s * 100));
-    assert!(node(&live, at(9_500)).rtt.value().is_some_and(|rtt| rtt.us_max < 1_000));
-    assert!(node(&live, at(13_000)).rtt.value().is_some_and(|rtt| rtt.us_max >= 3_000_000));
+    assert!(node(&mut live, at(9_500)).rtt.value().is_some_and(|rtt| rtt.us_max < 1_000));
+    assert!(node(&mut live, at(13_000)).rtt.value().is_some_and(|rtt| rtt.us_max >= 3_000_000));
     let away = Away { why: "no answer".into(), lack: unslow_facts::Lack::Answer, silent: true, since_ms: WALL as u64 };
     live.take(&Note::Saw(0, at(14_000), Saw::Away(Some(away))));
-    let node = node(&live, at(16_000));
+    let node = node(&mut live, at(16_000));
     assert!(node.unreachable.is_some() && node.clients.value().is_none() && node.last.is_none());
 }
 
@@ -118,7 +118,7 @@ fn what_was_asked_before_we_were_held_up_is_not_the_servers_stall() {
     (0..10).for_each(|s| second(&mut live, at(s * 1000), s * 100));
     live.begin_again(at(60_000));
     live.take(&Note::Saw(0, at(60_100), Saw::Stall(Stall { sent_ms: WALL as u64 + 9_100, us: 51_000_000 })));
-    let node = node(&live, at(60_200));
+    let node = node(&mut live, at(60_200));
     assert_eq!((node.rtt.value().map(|rtt| rtt.us_max), node.ops()), (None, None));
 }
 
@@ -142,15 +142,15 @@ fn the_machine_is_that_of_the_window() {
         let numbers = [("cpu/all", 200 * s as i64), ("cpu/idle", 0), ("cpu/steal", steal)];
         Counts::of_numbers(numbers.map(|(name, n)| (name.to_string(), n)))
     };
-    let steal = |live: &Live, now: Stamp| {
+    let steal = |live: &mut Live, now: Stamp| {
         let host = live.facts(now).hosts.remove(0);
         (host.steal_share, host.window_s)
     };
     live.take(&Note::Host(at(0), Box::new(Host { window_s: 60.0, steal_share: Some(0.1), ..Host::default() })));
-    assert_eq!(steal(&live, at(0)), (Some(0.1), 60.0));
+    assert_eq!(steal(&mut live, at(0)), (Some(0.1), 60.0));
     let counted = |live: &mut Live, s: u64| live.take(&Note::Counts(at(s * 1000), counts(s)));
     (0..=10).for_each(|s| assert_eq!(counted(&mut live, s), Told::Nothing));
-    assert_eq!(steal(&live, at(10_100)), (Some(0.0), 5.0));
+    assert_eq!(steal(&mut live, at(10_100)), (Some(0.0), 5.0));
     (11..=15).for_each(|s| assert_eq!(counted(&mut live, s), Told::Nothing));
-    assert_eq!(steal(&live, at(15_100)), (Some(1.0), 5.0));
+    assert_eq!(steal(&mut live, at(15_100)), (Some(1.0), 5.0));
 }

@@ -375,7 +375,7 @@ impl NodeTape<'_> {
         around.stalls(&mut node);
         let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
         if let Some(rtt) = Rtt::of(&times) {
-            node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: unix(window.end) };
+            node.rtt = Seen::yes(rtt, "PING", unix(window.end));
         }
         around.parts(&mut node);
         if let Some(Absence { away, until_ms, .. }) = absence {
@@ -475,14 +475,14 @@ impl<'a> Around<'a> {
         node.slowlog = match self.part::<Vec<SlowEntry>>(Part::SlowLog, window, &not_asked) {
             Seen::Yes { source, at_ms, .. } => {
                 let value = self.logged(SLOW, |entry: &SlowEntry| (entry.at_s, entry.id, None));
-                Seen::Yes { value, source, at_ms }
+                Seen::yes(value, source, at_ms)
             }
             no => no,
         };
         node.large = match self.part::<Vec<LargeEntry>>(Part::LargeLog, window, &not_asked) {
             Seen::Yes { source, at_ms, .. } => {
                 let value = self.logged(LARGE, |entry: &LargeEntry| (entry.at_s, entry.id, Some(entry.side)));
-                Seen::Yes { value, source, at_ms }
+                Seen::yes(value, source, at_ms)
             }
             no => no,
         };
@@ -518,7 +518,7 @@ impl<'a> Around<'a> {
         let later = match (&first_view, last_view) {
             _ if first >= last => Seen::No(missing.clone()),
             (Seen::Yes { value: before, .. }, Seen::Yes { value: now, source, .. }) => {
-                Seen::Yes { value: LaterView::of(before, now), source, at_ms: unix(*last) }
+                Seen::yes(LaterView::of(before, Arc::unwrap_or_clone(now)), source, unix(*last))
             }
             (_, Seen::No(gap)) => Seen::No(gap),
             (Seen::No(gap), _) => Seen::No(gap.clone()),
@@ -548,7 +548,7 @@ impl<'a> Around<'a> {
             by_end.into_iter().map(|(up_to_us, calls)| TimeRange { up_to_us, calls }).collect()
         };
         let value = sums.into_iter().map(|(name, by_end)| (name, ranges(by_end))).collect();
-        Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: unix(at) }
+        Seen::yes(value, "LATENCY HISTOGRAM", unix(at))
     }
 
     /// Entries of a log, the newest first, as the server lists them; those of the window and of ten minutes before.

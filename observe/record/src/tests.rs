@@ -242,7 +242,7 @@ fn slow_commands_are_kept_once_and_a_log_that_begins_anew_too() {
     };
     let mut asked = |second: i64, entries: Vec<SlowEntry>| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
-        node.slowlog = Seen::Yes { value: entries, source: "SLOWLOG GET 128".into(), at_ms: 0 };
+        node.slowlog = Seen::yes(entries, "SLOWLOG GET 128", 0);
         rig.take(Note::Asked(0, at(second), Round::Whole, Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
@@ -269,7 +269,7 @@ fn large_requests_and_replies_have_numbers_of_their_own() {
     };
     let mut asked = |second: i64, value: Vec<LargeEntry>| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
-        node.large = Seen::Yes { value, source: "COMMANDLOG GET".into(), at_ms: 0 };
+        node.large = Seen::yes(value, "COMMANDLOG GET", 0);
         rig.take(Note::Asked(0, at(second), Round::Often, Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
@@ -373,7 +373,7 @@ fn a_recorder_that_reads_the_slow_log_again_keeps_each_entry_once() {
     };
     let asked = |rig: &mut Rig, second: i64| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
-        node.slowlog = Seen::Yes { value: vec![entry(7), entry(6)], source: "SLOWLOG GET 128".into(), at_ms: 0 };
+        node.slowlog = Seen::yes(vec![entry(7), entry(6)], "SLOWLOG GET 128", 0);
         rig.take(Note::Asked(0, at(second), Round::Often, Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
@@ -417,7 +417,7 @@ fn the_same_calls_are_not_counted_in_two_windows() {
             let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
             let ranges = vec![unslow_facts::TimeRange { up_to_us: 100, calls: 1000 + second as u64 }];
             let value = [("get".to_string(), ranges)].into();
-            node.histograms = Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: 0 };
+            node.histograms = Seen::yes(value, "LATENCY HISTOGRAM", 0);
             rig.take(Note::Asked(0, at(second), Round::Whole, Arc::new(node)));
         }
     }

@@ -32,18 +32,12 @@ impl Counters {
         OWN_TOTAL,
     ];
 
-    /// What we had sent by then; the fields of an INFO are to be told.
-    pub fn with_own(total: u64) -> Counters {
-        let mut counters = Counters::default();
-        counters.0[Counters::NAMES.len() - 1] = Some(total as f64);
+    /// An INFO's, and what we had sent by then.
+    pub fn of(info: &Info, own_total: u64) -> Counters {
+        let scale = |name: &str| if name.starts_with("used_cpu") { 1e6 } else { 1.0 };
+        let mut counters = Counters(Counters::NAMES.map(|name| info.number(name).map(|n| n * scale(name))));
+        counters.0[Counters::NAMES.len() - 1] = Some(own_total as f64);
         counters
-    }
-
-    pub fn tell(&mut self, name: &str, value: &str) {
-        if let Some(place) = Counters::NAMES.iter().position(|known| *known == name) {
-            let scale = if name.starts_with("used_cpu") { 1e6 } else { 1.0 };
-            self.0[place] = value.parse().ok().map(|n: f64| n * scale);
-        }
     }
 
     /// Whether a process has begun anew, or its statistics were reset.

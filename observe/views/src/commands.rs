@@ -82,8 +82,8 @@ fn row(name: String, sum: &Sum) -> Row {
 /// Calls that were refused before they were executed: where all of them were, the server counts no call.
 fn rejected(node: &Node) -> Vec<(String, u64)> {
     let (Some(first), Some(last)) = (&node.first, &node.last) else { return Vec::new() };
-    let changed = last.info.command_stats_since(&first.info).into_iter();
-    let grown = changed.map(|(name, (then, now))| (name.to_string(), now.rejected.saturating_sub(then.rejected)));
+    let changed = last.info.command_stats_since(&first.info);
+    let grown = changed.map(|(name, then, now)| (name.to_string(), now.rejected.saturating_sub(then.rejected)));
     grown.filter(|(_, rejected)| *rejected > 0).collect()
 }
 

@@ -216,7 +216,7 @@ mod tests {
             };
             let mut node = node_at("10.0.0.9:6379", &info(1), &info(2));
             let settings = [("cluster-node-timeout".to_string(), "1000".to_string())].into();
-            node.config = Seen::Yes { value: settings, source: String::new(), at_ms: 0 };
+            node.config = Seen::yes(settings, String::new(), 0);
             facts.nodes.push(node);
             let margin = Finding::new("a stall").on(["10.0.0.9:6379"]);
             let margin = now(Finding { id: "node_timeout_margin".into(), ..margin });

@@ -275,7 +275,7 @@ mod tests {
             ..PeerSockets::default()
         };
         change(&mut peer);
-        node.sockets = Seen::Yes { value: vec![peer], source: "ss -tin".into(), at_ms: NOW_MS };
+        node.sockets = Seen::yes(vec![peer], "ss -tin", NOW_MS);
         of(DeploymentKind::Standalone, vec![node])
     }
 

@@ -152,7 +152,7 @@ mod tests {
             ..ClientRow::default()
         };
         let value = Clients { total: 9, listed: 9, blocked: Some(1), notable: vec![row], ..Clients::default() };
-        node.clients = Seen::Yes { value, source: "CLIENT LIST".into(), at_ms: 0 };
+        node.clients = Seen::yes(value, "CLIENT LIST", 0);
         replicated(vec![node])
     }
 
@@ -180,8 +180,7 @@ mod tests {
     #[test]
     fn without_the_rows_nothing_is_claimed() {
         let mut old = facts("b", "blpop", 0);
-        let Seen::Yes { value, .. } = &mut old.nodes[0].clients else { panic!("the clients were seen") };
-        value.blocked = None;
+        old.nodes[0].clients.value_mut().expect("the clients were seen").blocked = None;
         assert_eq!(answer(&check(&old)), "unknown");
         let mut denied = facts("b", "blpop", 8000);
         denied.nodes[0].clients = Seen::default();

@@ -317,7 +317,7 @@ mod tests {
         let mut node = Node::new("10.0.0.1:6379", Role::Master);
         (node.first, node.last, node.window_s) = (seen(0, first), seen(10_000, last), 10.0);
         let rtt = Rtt { count: 100, us_min: 190, us_p50: 200, us_p99: 300, us_max: 300 };
-        node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: 0 };
+        node.rtt = Seen::yes(rtt, "PING", 0);
         let peer = PeerSockets {
             host: "10.0.0.9".into(),
             sockets: 10,
@@ -325,7 +325,7 @@ mod tests {
             min_rtt_us_p50: 200,
             ..PeerSockets::default()
         };
-        node.sockets = Seen::Yes { value: vec![peer], source: "ss".into(), at_ms: 0 };
+        node.sockets = Seen::yes(vec![peer], "ss", 0);
         Facts { nodes: vec![node], ..Facts::of_nothing("redis://10.0.0.1:6379") }
     }
 
@@ -352,7 +352,7 @@ mod tests {
             ..ClientGroup::default()
         };
         let clients = Clients { total: 8, listed: 8, groups: vec![group], ..Clients::default() };
-        facts.nodes[0].clients = Seen::Yes { value: clients, source: "CLIENT LIST".into(), at_ms: 0 };
+        facts.nodes[0].clients = Seen::yes(clients, "CLIENT LIST", 0);
         let Verdict::Present(found) = check(&facts) else { panic!("not found") };
         let named = |e: &crate::Evidence| e.value.starts_with("6 of 8 connections from 10.0.0.9 orders jedis 5.1.0");
         assert!(found.evidence.iter().any(named), "{:?}", found.evidence);

@@ -164,7 +164,7 @@ mod tests {
         let before = format!("{more}{}", time(NOW_MS - 10_000, ahead_ms[0]));
         let mut node = node_at(address, &before, &time(NOW_MS, ahead_ms[1]));
         let value = Rtt { count: 100, us_min: 100, us_p50: 200, us_p99: 300, us_max };
-        node.rtt = Seen::Yes { value, source: "PING".into(), at_ms: NOW_MS };
+        node.rtt = Seen::yes(value, "PING", NOW_MS);
         node
     }
 

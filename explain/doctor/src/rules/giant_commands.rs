@@ -201,7 +201,7 @@ mod tests {
             client_name: "report".into(),
         };
         let value = (0..20).map(entry).collect();
-        node.slowlog = Seen::Yes { value, source: "SLOWLOG GET 128".into(), at_ms: NOW_MS };
+        node.slowlog = Seen::yes(value, "SLOWLOG GET 128", NOW_MS);
         of(DeploymentKind::Standalone, vec![node])
     }
 
@@ -243,11 +243,8 @@ mod tests {
                 let info = &mut sample.as_mut().expect("a sample").info;
                 info.0.insert(LOGGED.into(), n.into());
             }
-            node.config = Seen::Yes {
-                value: [("slowlog-log-slower-than".to_string(), "10000".to_string())].into(),
-                source: "CONFIG GET".into(),
-                at_ms: NOW_MS,
-            };
+            let settings = [("slowlog-log-slower-than".to_string(), "10000".to_string())].into();
+            node.config = Seen::yes(settings, "CONFIG GET", NOW_MS);
         };
         count(&mut facts, "7");
         assert_eq!(answer(&check(&facts)), "absent");

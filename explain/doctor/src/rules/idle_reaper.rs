@@ -194,14 +194,14 @@ mod tests {
         let after = format!("total_connections_received:{opened}\r\ntotal_commands_processed:{commands}\r\n");
         let mut node = node_at("10.0.0.1:6379", before, &after);
         let value = [("timeout".to_string(), timeout.to_string())].into();
-        node.config = Seen::Yes { value, source: "CONFIG GET".into(), at_ms: 0 };
+        node.config = Seen::yes(value, "CONFIG GET", 0);
         let group = ClientGroup { count: 300, idle_s_max: Some(idle_s), ..ClientGroup::default() };
         let value = Clients { total: 300, listed: 300, groups: vec![group], ..Clients::default() };
-        node.clients = Seen::Yes { value, source: "CLIENT LIST".into(), at_ms: 0 };
+        node.clients = Seen::yes(value, "CLIENT LIST", 0);
         let rtt = Rtt { count: 100, us_min: 190, us_p50: 200, us_p99: 300, us_max: 300 };
-        node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: 0 };
+        node.rtt = Seen::yes(rtt, "PING", 0);
         let peer = PeerSockets { sockets: 300, min_rtt_us: 200, min_rtt_us_p50: 200, ..PeerSockets::default() };
-        node.sockets = Seen::Yes { value: vec![peer], source: "ss".into(), at_ms: 0 };
+        node.sockets = Seen::yes(vec![peer], "ss", 0);
         replicated(vec![node])
     }
 

@@ -69,7 +69,7 @@ mod tests {
             entry(5, 3600, Side::Reply, 80_000_000, ""),
             entry(6, 1, Side::Request, 70_000_000, ""),
         ];
-        node.large = Seen::Yes { value, source: String::new(), at_ms: NOW_MS };
+        node.large = Seen::yes(value, String::new(), NOW_MS);
         let seen = |side| {
             let found = shown(Finding::new("much is sent"), &node, side);
             found.evidence.into_iter().map(|e| e.value).collect::<Vec<_>>()

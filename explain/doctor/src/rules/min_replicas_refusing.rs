@@ -201,7 +201,7 @@ mod tests {
         let common = "role:master\nredis_version:7.2.4\ntotal_commands_processed:0\n";
         let mut node = node_at("10.0.0.1:6379", &format!("{common}{before}"), after);
         let value = [("min-replicas-to-write".to_string(), need.to_string())].into();
-        node.config = Seen::Yes { value, source: "CONFIG GET".into(), at_ms: 1 };
+        node.config = Seen::yes(value, "CONFIG GET", 1);
         replicated(vec![node])
     }
 

@@ -219,7 +219,7 @@ mod tests {
         };
         let mut first = node("10.0.0.1:6379", publish, cpu_s);
         let view = ClusterView::parse(VIEW).unwrap();
-        first.cluster = Seen::Yes { value: view, source: "CLUSTER NODES".into(), at_ms: 0 };
+        first.cluster = Seen::yes(view, "CLUSTER NODES", 0);
         let nodes = vec![first, node("10.0.0.2:6379", 0, 0.05)];
         Facts { kind: DeploymentKind::Cluster, nodes, ..Facts::of_nothing("redis://10.0.0.1:6379") }
     }

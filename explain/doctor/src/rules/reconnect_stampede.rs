@@ -301,7 +301,7 @@ mod tests {
         node.series = each[..9].iter().enumerate().map(|(i, n)| point(i, *n)).collect();
         let group = ClientGroup { host: "10.0.0.9".into(), count: 400, opened, ..ClientGroup::default() };
         let value = Clients { total: 400, listed: 400, groups: vec![group], ..Clients::default() };
-        node.clients = Seen::Yes { value, source: "CLIENT LIST".into(), at_ms: 0 };
+        node.clients = Seen::yes(value, "CLIENT LIST", 0);
         replicated(vec![node])
     }
 

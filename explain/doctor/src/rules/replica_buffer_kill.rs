@@ -180,7 +180,7 @@ mod tests {
         let mut node = node_at(MASTER, before, after);
         let line = format!("normal 0 0 0 {limit} pubsub 33554432 8388608 60");
         let value = [("client-output-buffer-limit".to_string(), line)].into();
-        node.config = Seen::Yes { value, source: "CONFIG GET".into(), at_ms: 1 };
+        node.config = Seen::yes(value, "CONFIG GET", 1);
         replicated(vec![node])
     }
 

@@ -229,7 +229,7 @@ mod tests {
         );
         let mut node = node_at("10.0.0.1:6379", before, &after);
         let value = [("notify-keyspace-events".to_string(), String::new())].into();
-        node.config = Seen::Yes { value, source: "CONFIG GET".into(), at_ms: 0 };
+        node.config = Seen::yes(value, "CONFIG GET", 0);
         replicated(vec![node])
     }
 
@@ -267,7 +267,7 @@ mod tests {
         let mut watched = facts(101_000, 0.6, "");
         let monitor = ClientRow { flags: "O".into(), command: "monitor".into(), ..ClientRow::default() };
         let value = Clients { notable: vec![monitor], ..Clients::default() };
-        watched.nodes[0].clients = Seen::Yes { value, source: "CLIENT LIST".into(), at_ms: 0 };
+        watched.nodes[0].clients = Seen::yes(value, "CLIENT LIST", 0);
         assert_eq!(answer(&check(&watched)), "unknown");
         assert_eq!(answer(&check(&Facts::of_nothing("redis://10.0.0.1:6379"))), "unknown");
     }

@@ -304,10 +304,10 @@ mod tests {
         node.last = Some(Sample { at_ms: 10_000, info: last });
         node.window_s = 10.0;
         let rtt = Rtt { count: 100, us_min: 190, us_p50: 200, us_p99: 300, us_max: 300 };
-        node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: 0 };
+        node.rtt = Seen::yes(rtt, "PING", 0);
         let host = "10.0.0.9".to_string();
         let peer = PeerSockets { host, sockets: 10, min_rtt_us: 200, min_rtt_us_p50: 200, ..PeerSockets::default() };
-        node.sockets = Seen::Yes { value: vec![peer], source: "ss".into(), at_ms: 0 };
+        node.sockets = Seen::yes(vec![peer], "ss", 0);
         Facts { nodes: vec![node], ..Facts::of_nothing("redis://10.0.0.1:6379") }
     }
 

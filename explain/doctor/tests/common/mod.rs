@@ -30,7 +30,7 @@ pub fn node(address: &str, role: Role, before: &str, after: &str) -> Node {
 
 /// What a probe saw.
 pub fn seen<T>(value: T) -> Seen<T> {
-    Seen::Yes { value, source: "by hand".into(), at_ms: NOW_MS }
+    Seen::yes(value, "by hand", NOW_MS)
 }
 
 /// A deployment of these nodes.

@@ -121,7 +121,7 @@ fn what_happens_by_itself_is_told_and_why_nothing_does() {
     // It should have happened long ago.
     let mut late = away(cluster(&[(2, Mark::Failed)]), 2);
     for node in &mut late.nodes {
-        if let Seen::Yes { value, .. } = &mut node.cluster {
+        if let Some(value) = node.cluster.value_mut() {
             value.nodes.iter_mut().filter(|r| r.id == id(2)).for_each(|r| r.pong_received_ms = NOW_MS - 300_000);
         }
     }

@@ -46,7 +46,7 @@ fn a_living_master_that_was_voted_out_before_the_window_is_of_the_past_and_not_p
 #[test]
 fn a_rate_needs_two_elections_and_an_hour() {
     let mut facts = after_election("uptime_in_seconds:172800", "sync_full:1");
-    if let Seen::Yes { value, .. } = &mut facts.nodes[4].cluster_info {
+    if let Some(value) = facts.nodes[4].cluster_info.value_mut() {
         value.insert("cluster_stats_messages_auth-req_sent".into(), "20".into());
     }
     let found = finding(&facts, "failover_flapping");
@@ -234,7 +234,7 @@ fn a_planned_failover_before_7_0_is_not_proven_an_election() {
     let found = finding(&old, "failover_flapping");
     assert_eq!((found.impact.currency, found.confidence), (Currency::Risk, Confidence::Possible));
     assert_eq!(found.severity, Severity::Risk);
-    if let Seen::Yes { value, .. } = &mut old.nodes[0].cluster_info {
+    if let Some(value) = old.nodes[0].cluster_info.value_mut() {
         value.insert("cluster_stats_messages_fail_received".into(), "1".into());
     }
     let counted = finding(&old, "failover_flapping");

@@ -153,7 +153,7 @@ fn masters_on_one_machine_are_told_with_the_replica_to_promote() {
     // Without a replica one has to be added, with the tool of the servers.
     let mut bare = away(away(away(crowded(V91), 4), 5), 6);
     for node in &mut bare.nodes {
-        if let Seen::Yes { value, .. } = &mut node.cluster {
+        if let Some(value) = node.cluster.value_mut() {
             value.nodes.retain(|r| r.is("master"));
         }
     }

@@ -258,7 +258,7 @@ pub mod tests {
         let settings = settings.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
         Node {
             last: Some(Sample { at_ms: 0, info: Info::parse(info) }),
-            config: Seen::Yes { value: settings, source: "CONFIG GET".into(), at_ms: 0 },
+            config: Seen::yes(settings, "CONFIG GET", 0),
             ..Node::new("127.0.0.1:6379", Role::Master)
         }
     }

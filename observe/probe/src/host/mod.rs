@@ -241,9 +241,7 @@ fn seen_sockets(
             "run it as root, outside a sandbox",
         )),
         (None, Err(gap)) => Seen::No(gap),
-        (None, Ok(listened)) => {
-            Seen::Yes { value: by_peer(before, sockets, &listened), source: ss(&listened), at_ms: now_ms() }
-        }
+        (None, Ok(listened)) => Seen::yes(by_peer(before, sockets, &listened), ss(&listened), now_ms()),
     }
 }
 
