@@ -213,8 +213,8 @@ thread_local! {
     /// Where a name of this mark was found last. INFOs of one version have the same fields, so it is there again: of a
     /// day that is diagnosed minute by minute, a quarter of the time was searches for the same few hundred names.
     static LAST: [Cell<u16>; LASTS] = const { [const { Cell::new(0) }; LASTS] };
-    /// The places of the lines that were sorted last, by name. Most of the time the next INFO has the same fields in the
-    /// same places, so looking whether it has takes the place of sorting it.
+    /// The places of the lines that were sorted last, by name. Most of the time the next INFO has the same fields in
+    /// the same places, so looking whether it has takes the place of sorting it.
     static ORDER: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
