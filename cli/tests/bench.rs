@@ -11,7 +11,7 @@ use common::{Running, browse, command, schema, stderr, stdout, tls_server, unslo
 use serde_json::Value;
 use unslow_engine::{Server, info};
 use unslow_resp::{Frame, Scan, Scanner};
-use unslow_testkit::servers::server;
+use unslow_testkit::servers::{server, steady};
 use unslow_testkit::{cluster, options, standalone, until};
 
 /// The machine's other work must neither break a run nor make it invalid.
@@ -204,7 +204,8 @@ fn peers_that_misbehave_are_counted_and_the_run_ends() {
 
 /// What a peer does wrong is an error of this kind whose example holds this word, and no request is forgotten for it.
 fn is_counted(kind: &str, word: &str, url: &str) {
-    let arguments = ["bench", url, "--seconds", "1", "--timeout", "10", "-c", "4", "--rate", "100", "--mix", "get=1"];
+    let arguments =
+        ["bench", url, "--yes", "--seconds", "1", "--timeout", "10", "-c", "4", "--rate", "100", "--mix", "get=1"];
     let more = ["--no-preload", "--format", "json", "--quiet", "--lateness-max", "3600s"];
     let (output, _) = watched(command(&arguments).args(more).stdout(Stdio::piped()).spawn().unwrap());
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{kind}: {e}"));
@@ -238,8 +239,21 @@ fn a_value_of_512_mb_passes_through_in_little_memory() {
         }
         let _ = s.write_all(b"\r\n");
     });
-    let arguments =
-        ["bench", &url, "--requests", "3", "-c", "1", "--mix", "get=1", "--no-preload", "--format", "json", "--quiet"];
+    let arguments = [
+        "bench",
+        &url,
+        "--requests",
+        "3",
+        "-c",
+        "1",
+        "--mix",
+        "get=1",
+        "--no-preload",
+        "--format",
+        "json",
+        "--quiet",
+        "--yes",
+    ];
     let child =
         command(&arguments).args(["--timeout", "60", "--seconds", "120"]).stdout(Stdio::piped()).spawn().unwrap();
     let (output, peak) = watched(child);
@@ -327,6 +341,7 @@ fn ctrl_c_keeps_the_results_so_far() {
         assert_eq!((runs.len(), &runs[0]["interrupted"]), (1, &true.into()));
         // All but the one before the run, and one on each of its 50 connections.
         assert!(runs[0]["answered"].as_u64().unwrap() >= 1449, "{}", runs[0]);
+        assert!(names(&server).is_empty(), "{:?}", names(&server));
     }
 }
 
@@ -435,6 +450,72 @@ fn bad_orders_get_one_clear_line() {
     ] {
         fails(&["bench", target], expected);
     }
+}
+
+/// Names of the keys in a server's first database.
+fn names(server: &Server) -> Vec<String> {
+    let mut names: Vec<String> =
+        server.connect().unwrap().call(&["KEYS", "*"]).unwrap().items().iter().filter_map(|name| name.text()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn keys_that_it_wrote_are_removed_unless_they_are_to_stay() {
+    let server = standalone("valkey-9.1");
+    let url = server.url();
+    let mix = ["--requests", "3000", "--mix", "get=1,set=1,hset=1,lpush=1", "--keys", "50"];
+    bench(&url, &mix);
+    assert!(names(&server).is_empty(), "{:?}", names(&server));
+    bench(&url, &[&mix[..], &["--multi", "3", "--no-preload"]].concat());
+    assert!(names(&server).is_empty(), "{:?}", names(&server));
+    // Names that follow from the key's number; of two keys one is known, and that of a sequence number is not.
+    let own = ["--command", "SET job:{key} x", "--command", "MSET unslow:a:{key} 1 unslow:b:{key} 2"];
+    let mut run = command(&[&["bench", &url], &own[..], &["--command", "counted=INCR n:{seq}"]].concat());
+    let told = run.args(["--requests", "300", "--keys", "7"]).args(PATIENT).output().unwrap();
+    assert_eq!(told.status.code(), Some(0), "{}", stderr(&told));
+    assert!(stderr(&told).contains("keys that counted, mset wrote stay there"), "{}", stderr(&told));
+    let left = names(&server);
+    assert!(left.iter().all(|name| name.starts_with("n:") || name.starts_with("unslow:b:")), "{left:?}");
+    assert!(left.iter().any(|name| name.starts_with("n:")), "{left:?}");
+    server.connect().unwrap().call(&["FLUSHALL"]).unwrap();
+    bench(&url, &["--requests", "300", "--mix", "set=1", "--keys", "50", "--keep-keys"]);
+    let kept = names(&server);
+    assert!(!kept.is_empty() && kept.iter().all(|name| name.starts_with("unslow:")), "{kept:?}");
+    // They are a benchmark's, so the next one goes on, and what it did not write it does not remove.
+    bench(&url, &["--requests", "300", "--mix", "get=1", "--no-preload"]);
+    assert_eq!(names(&server), kept);
+
+    let cluster = steady("valkey-9.1");
+    bench(&cluster.url(), &["--requests", "3000", "--mix", "get=1,set=1"]);
+    until("replicas to have removed them too", || cluster.nodes.iter().all(|server| names(server).is_empty()));
+}
+
+#[test]
+fn keys_of_others_are_asked_about_and_never_removed() {
+    let server = standalone("valkey-9.1");
+    let url = server.url();
+    let mut c = server.connect().unwrap();
+    c.call(&["SET", "users:000000000001", "anna"]).unwrap();
+    let load = ["--requests", "300", "--keys", "3", "--mix", "set=1,get=1", "--key-prefix", "users:"];
+    fails(&[&["bench", &url], &load[..]].concat(), "holds keys that no benchmark wrote (1 in all)");
+    let stats = info(&mut c, "commandstats").unwrap();
+    assert_eq!(stats.command_stats()["set"].calls, 1, "nothing was sent");
+    let mut run = command(&[&["bench", &url, "--yes"], &load[..]].concat());
+    let told = run.args(PATIENT).output().unwrap();
+    assert_eq!(told.status.code(), Some(0), "{}", stderr(&told));
+    assert!(stderr(&told).contains("stay there"), "{}", stderr(&told));
+    assert_eq!(names(&server).len(), 3);
+    bench(&url, &["--requests", "300", "--mix", "set=1", "--yes"]);
+    assert_eq!(names(&server).len(), 3, "its own are removed, those of others stay");
+    // In another database, and where it may not be asked.
+    c.call(&["FLUSHALL"]).unwrap();
+    c.call(&["SELECT", "3"]).unwrap();
+    c.call(&["SET", "a", "b"]).unwrap();
+    fails(&["bench", &url], "--yes");
+    c.call(&["FLUSHALL"]).unwrap();
+    c.call(&["ACL", "SETUSER", "default", "-dbsize"]).unwrap();
+    fails(&["bench", &url], "does not tell whether it holds keys");
 }
 
 #[test]

@@ -8,14 +8,15 @@ mod text;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_bench::{
-    Arrivals, Comparison, Histogram, Logged, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec,
-    percentile_table, with_log,
+    Arrivals, Comparison, Held, Histogram, Logged, Model, Progress, ReadFrom, Removed, Report, Run, Second, Session,
+    Settings, Spec, percentile_table, with_log,
 };
 use unslow_client::Target;
 use unslow_units::{count, parse_count, parse_rate, time_us};
@@ -126,6 +127,12 @@ pub struct Bench {
     /// Connections that listen to the channels of the built-in `publish`: measures delivery
     #[arg(long, default_value_t = 0, value_name = "N")]
     subscribers: usize,
+    /// Leave the keys that it wrote; otherwise they are removed at the end
+    #[arg(long)]
+    keep_keys: bool,
+    /// Go on where servers hold keys that no benchmark wrote
+    #[arg(long)]
+    yes: bool,
 
     #[command(flatten)]
     workload: WorkloadFlags,
@@ -326,19 +333,61 @@ impl Bench {
         if let Some(other) = against {
             settings.push(self.settings(self.reach.target(other)?, is_over_rings(against))?);
         }
+        let held = settings.iter().map(|settings| self.held(settings)).collect::<anyhow::Result<Vec<Held>>>()?;
+        let mut sessions = Vec::new();
+        let ran = self.measure(settings, &mut sessions, output);
+        if !self.keep_keys {
+            let spinner = output.spinner();
+            spinner.update("removing the keys that it wrote");
+            let removed = sessions.iter().zip(&held).map(|(session, held)| session.remove_keys(held));
+            let removed: Vec<Removed> = removed.collect();
+            drop(spinner);
+            removed.iter().for_each(|removed| tell_removed(removed, output));
+        }
+        ran
+    }
+
+    /// Whose keys are there. Those of others need a person's word, or `--yes`.
+    fn held(&self, settings: &Settings) -> anyhow::Result<Held> {
+        // A deployment that cannot be asked cannot be measured either, which is said then.
+        let Ok(held) = Held::by(settings) else { return Ok(Held::Ours) };
+        let sentence = match &held {
+            _ if self.yes => return Ok(held),
+            Held::Nothing | Held::Ours => return Ok(held),
+            Held::Others { address, keys } => {
+                let keys = count(*keys as f64);
+                format!("{address} holds keys that no benchmark wrote ({keys} in all); load slows their users")
+            }
+            Held::Unknown { address, why } => {
+                format!("{address} does not tell whether it holds keys that no benchmark wrote: {why}")
+            }
+        };
+        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+            bail!("{sentence}; nothing was sent: --yes goes on");
+        }
+        anstream::eprint!("{sentence}\nGo on? [y/N] ");
+        let mut answer = String::new();
+        std::io::stdin().read_line(&mut answer)?;
+        if !matches!(answer.trim(), "y" | "Y" | "yes") {
+            bail!("nothing was sent");
+        }
+        Ok(held)
+    }
+
+    /// Runs, and tells what they brought. Sessions that were prepared are left in `sessions`, whatever fails.
+    fn measure(&self, settings: Vec<Settings>, sessions: &mut Vec<Session>, output: &Output) -> anyhow::Result<u8> {
         let prefix = settings[0].spec.key_prefix.clone();
-        let live = Live { output, prefix, seen: RefCell::default(), spinner: output.spinner() };
-        let mut sessions = settings
-            .into_iter()
-            .map(|settings| Session::prepare(settings, &mut |p| live.tell(p)))
-            .collect::<Result<Vec<_>, _>>()?;
+        let seen = RefCell::default();
+        let live = Live { output, prefix, keeps: self.keep_keys, seen, spinner: output.spinner() };
+        for settings in settings {
+            sessions.push(Session::prepare(settings, &mut |p| live.tell(p))?);
+        }
         if sessions.len() > 1 {
             // The first to run would pay for what is cold.
             sessions.iter_mut().try_for_each(Session::warm_up)?;
         }
         let mut measured = Measured { runs: vec![Vec::new(); sessions.len()], latency: None };
-        let (ran, logged) =
-            with_log(self.hlog.as_deref(), |log| measured.in_turn(self.repeat, &mut sessions, &live, log));
+        let (ran, logged) = with_log(self.hlog.as_deref(), |log| measured.in_turn(self.repeat, sessions, &live, log));
         drop(live);
         let Measured { mut runs, latency } = measured;
         // A deployment that vanishes between two runs does not take the first ones' results with it.
@@ -474,10 +523,21 @@ impl Measured {
     }
 }
 
+fn tell_removed(removed: &Removed, output: &Output) {
+    if !removed.stay.is_empty() {
+        output.note(&format!("keys that {} wrote stay there", removed.stay.join(", ")));
+    }
+    if let Some(why) = &removed.failed {
+        anstream::eprintln!("keys of this benchmark are left there: {}", unslow_views::plain(why));
+    }
+}
+
 /// What is shown while it runs.
 struct Live<'a> {
     output: &'a Output,
     prefix: String,
+    /// Whether keys that it wrote are to stay.
+    keeps: bool,
     /// Answers of each second so far.
     seen: RefCell<Vec<u64>>,
     spinner: crate::output::Spinner,
@@ -487,9 +547,10 @@ impl Live<'_> {
     fn tell(&self, progress: Progress) {
         match progress {
             Progress::Preload { done: 0, total } => self.output.note(&format!(
-                "writing {} keys first, {}...; they stay there (--no-preload leaves it out)",
+                "writing {} keys first, {}...; they {} (--no-preload leaves it out)",
                 count(total as f64),
-                self.prefix
+                self.prefix,
+                if self.keeps { "stay there" } else { "are removed at the end" }
             )),
             Progress::Preload { done, total } if done < total => {
                 self.spinner.update(&format!(

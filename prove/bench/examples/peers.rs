@@ -19,6 +19,9 @@ use unslow_engine::{Server, ServerSpec, cli_dirs, find};
 
 const DEPTHS: [(usize, u64); 3] = [(1, 400_000), (16, 4_000_000), (64, 8_000_000)];
 
+/// The next tool finds the keys of the one before.
+const KEEP: [&str; 2] = ["--yes", "--keep-keys"];
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     if std::env::args().nth(1).as_deref() == Some("gaps") {
@@ -45,7 +48,7 @@ fn main() {
     };
     let ours = |more: &[&str]| {
         let mut command = pinned(&unslow);
-        command.args(["bench", &server.url(), "--mix", "get=1", "--value-size", "64", "--quiet"]).args(more);
+        command.args(["bench", &server.url(), "--mix", "get=1", "--value-size", "64", "--quiet"]).args(KEEP).args(more);
         command
     };
     // Every key is there before anyone asks.

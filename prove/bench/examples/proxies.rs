@@ -107,7 +107,7 @@ fn run(unslow: &Path, way: &Way, server: u32, args: &[&str]) -> Told {
             "--resp",
             "2",
         ])
-        .args(["--lateness-max", "1s"])
+        .args(["--lateness-max", "1s", "--yes"])
         .args(args)
         .output()
         .expect("the binary runs");
@@ -182,7 +182,7 @@ fn main() {
         until("nutcracker", || port_open(port));
     }
     let filled = Command::new(&unslow)
-        .args(["bench", &server.url(), "--keys", "10000", "--preload", "--requests", "1", "--quiet"])
+        .args(["bench", &server.url(), "--keys", "10000", "--preload", "-n", "1", "--quiet", "--keep-keys"])
         .stdout(Stdio::null())
         .status();
     assert!(filled.is_ok_and(|s| s.success()), "the keys are there");

@@ -39,6 +39,6 @@ pub use report::{
     CommandRun, Deployment, Errors, Event, Generator, KindCount, Latency, Load, Percentile, PubSub, Recorded, Report,
     Run, SCHEMA, Second, ServerRun,
 };
-pub use session::{Progress, Session};
+pub use session::{Held, Progress, Removed, Session};
 pub use settings::{Model, ReadFrom, Settings};
 pub use workload::Spec;

@@ -26,7 +26,7 @@ pub struct Report {
     pub workload: Spec,
     /// How.
     pub load: Load,
-    /// Keys written before the runs, which stay there.
+    /// Keys written before the runs.
     pub preloaded_keys: u64,
     /// The recording that was replayed.
     pub recording: Option<Recorded>,

@@ -64,6 +64,10 @@ impl Template {
         if !matches!(&words[0][..], [Piece::Text(_)]) {
             return Err(TemplateError::NoName(text.into()));
         }
+        Ok(Template::of(words))
+    }
+
+    fn of(words: Vec<Vec<Piece>>) -> Template {
         let mut ops = Vec::new();
         push_bytes(&mut ops, format!("*{}\r\n", words.len()).as_bytes());
         for word in &words {
@@ -85,7 +89,25 @@ impl Template {
             }
             push_bytes(&mut ops, b"\r\n");
         }
-        Ok(Template { ops, words })
+        Template { ops, words }
+    }
+
+    /// The command that removes the key which is this argument; `None` where its name does not follow from the key's
+    /// number alone.
+    pub fn unlink(&self, at: usize) -> Option<Template> {
+        let key = self.words.get(at)?;
+        let is_known = |piece: &Piece| matches!(piece, Piece::Text(_) | Piece::Placeholder(Placeholder::Key));
+        key.iter().all(is_known).then(|| Template::of(vec![vec![Piece::Text(b"UNLINK".to_vec())], key.clone()]))
+    }
+
+    /// Whether an argument always begins with these bytes.
+    pub fn begins(&self, at: usize, with: &[u8]) -> bool {
+        matches!(self.words.get(at).and_then(|word| word.first()), Some(Piece::Text(text)) if text.starts_with(with))
+    }
+
+    /// Whether there is a `{key}` in it.
+    pub fn has_key(&self) -> bool {
+        self.words.iter().flatten().any(|piece| *piece == Piece::Placeholder(Placeholder::Key))
     }
 
     /// Appends the command's bytes.

@@ -111,12 +111,24 @@ pub struct Command {
     pub key_at: Option<usize>,
     /// Whether replicas may answer it.
     pub reads: bool,
+    /// Whether it writes keys, or runs a script that may, by COMMAND INFO.
+    pub writes: bool,
+    /// Whether that at `key_at` is its only key.
+    pub has_one_key: bool,
     /// Whether it may wait for others.
     pub blocks: bool,
     /// Whether its reply is the value that `set` wrote.
     is_get: bool,
     /// Share of requests up to and with this one.
     upto: f64,
+}
+
+impl Command {
+    /// As far as is known before a server was asked about it.
+    fn new(name: String, template: Template, is_get: bool, upto: f64) -> Command {
+        let (key_at, has_one_key) = ((template.arguments() > 1).then_some(1), true);
+        Command { name, template, key_at, reads: false, writes: false, has_one_key, blocks: false, is_get, upto }
+    }
 }
 
 /// A compiled workload.
@@ -383,15 +395,8 @@ fn own_templates(spec: &Spec, sha: Option<&str>) -> Result<Vec<(String, Template
 
 /// The kinds of commands in a recording. Their bytes are the recording's.
 fn recorded_commands(recording: &Recording) -> Vec<Command> {
-    let of = |name: &String| Command {
-        name: name.to_lowercase(),
-        template: Template::parse("PING", None).expect("a plain command"),
-        key_at: Some(1),
-        reads: false,
-        blocks: false,
-        is_get: false,
-        upto: 1.0,
-    };
+    let ping = Template::parse("PING", None).expect("a plain command");
+    let of = |name: &String| Command::new(name.to_lowercase(), ping.clone(), false, 1.0);
     recording.names().iter().map(of).collect()
 }
 
@@ -417,9 +422,8 @@ fn drawn_commands(spec: &Spec, own: &[(String, Template)]) -> Result<Vec<Command
             Some((_, template)) => template.clone(),
             None => built_in(name, spec, own)?,
         };
-        let key_at = (template.arguments() > 1).then_some(1);
         let is_get = name == "get" && own.iter().all(|(n, _)| n != name);
-        commands.push(Command { name: name.clone(), template, key_at, reads: false, blocks: false, is_get, upto });
+        commands.push(Command::new(name.clone(), template, is_get, upto));
     }
     Ok(commands)
 }

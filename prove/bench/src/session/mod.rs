@@ -2,6 +2,7 @@
 
 mod collect;
 mod judge;
+mod keys;
 mod prepare;
 
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
+pub use keys::{Held, Removed};
 use unslow_interrupt::Guard;
 use unslow_topology::Topology;
 

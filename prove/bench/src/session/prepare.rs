@@ -87,34 +87,8 @@ impl Session {
     fn preload(&mut self, observer: &mut dyn FnMut(Progress)) -> Result<(), Error> {
         let total = self.settings.spec.keys;
         observer(Progress::Preload { done: 0, total });
-        // As much at once as goes fast, and no more than some megabytes of it.
-        let pipeline = ((1 << 20) / (self.workload.value_max() + 64)).clamp(1, 64);
-        let mut settings = Settings {
-            model: Model::Own,
-            connections: self.settings.threads * 4,
-            pipeline,
-            callers: None,
-            rate: None,
-            speed: None,
-            requests: Some(total),
-            subscribers: 0,
-            length: Duration::from_secs(6 * 3600),
-            read_from: ReadFrom::Primary,
-            ..self.settings.clone()
-        };
-        settings.spec.replay = None;
-        let workload = Workload::preload(&settings.spec)?;
-        let session = Session {
-            guard: guarded(),
-            workload: Arc::new(workload),
-            topology: self.topology.clone(),
-            version: String::new(),
-            at_ms: 0,
-            load: self.load.clone(),
-            settings,
-            preloaded: 0,
-            runs: 0,
-        };
+        let workload = Workload::preload(&self.settings.spec)?;
+        let session = self.of_every_key(workload, total, Duration::from_secs(6 * 3600));
         let mut done = 0;
         let (run, _) = session.run_once(&mut |progress| {
             if let Progress::Second(second, _) = progress {
@@ -133,6 +107,37 @@ impl Session {
         self.preloaded = total;
         Ok(())
     }
+
+    /// A run beside the measured ones, that sends one command for each of this many keys.
+    pub(super) fn of_every_key(&self, workload: Workload, keys: u64, length: Duration) -> Session {
+        // As much at once as goes fast, and no more than some megabytes of it.
+        let pipeline = ((1 << 20) / (workload.value_max() + 64)).clamp(1, 64);
+        let mut settings = Settings {
+            model: Model::Own,
+            connections: self.settings.threads * 4,
+            pipeline,
+            callers: None,
+            rate: None,
+            speed: None,
+            requests: Some(keys),
+            subscribers: 0,
+            length,
+            read_from: ReadFrom::Primary,
+            ..self.settings.clone()
+        };
+        settings.spec.replay = None;
+        Session {
+            guard: guarded(),
+            workload: Arc::new(workload),
+            topology: self.topology.clone(),
+            version: String::new(),
+            at_ms: 0,
+            load: self.load.clone(),
+            settings,
+            preloaded: 0,
+            runs: 0,
+        }
+    }
 }
 
 /// Fails where a command would do more than read and write keys.
@@ -149,7 +154,7 @@ fn refuse_danger(workload: &Workload, spec: &Spec) -> Result<(), WorkloadError> 
 }
 
 /// A connection to each master that answers: a dead one among several is what some runs are about.
-fn open_masters(settings: &Settings, topology: &Topology) -> Result<Vec<Connection>, Error> {
+pub(super) fn open_masters(settings: &Settings, topology: &Topology) -> Result<Vec<Connection>, Error> {
     let (mut masters, mut failed) = (Vec::new(), None);
     for master in topology.masters() {
         match open(settings, &master.address) {
@@ -215,7 +220,8 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
         let is = |flag: &str| flags.iter().any(|f| f == flag);
         command.reads = is("readonly");
         command.blocks = is("blocking") || name.starts_with('B') && name != "BITCOUNT" && name != "BITPOS";
-        if is("write") {
+        command.writes = is("write");
+        if command.writes {
             writes.get_or_insert(name.clone());
         }
         if recorded {
@@ -233,11 +239,17 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
             });
         }
         let first = fields.get(3).and_then(Value::integer).unwrap_or(0);
-        command.key_at = match name.as_str() {
+        let number = |at: usize| fields.get(at).and_then(Value::integer).unwrap_or(0);
+        let (last, step) = (number(4), number(5).max(1));
+        (command.key_at, command.has_one_key) = match name.as_str() {
             // Their keys are told by a count in the third argument.
-            "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => (found > 3).then_some(3),
-            _ if first > 0 => Some(first as usize),
-            _ => None,
+            "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => {
+                command.writes |= !name.ends_with("_RO");
+                let words = command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
+                ((found > 3).then_some(3), words.get(2).is_some_and(|count| count == b"1"))
+            }
+            _ if first > 0 => (Some(first as usize), last == first || last < 0 && found <= first + step),
+            _ => (None, true),
         };
     }
     Ok(writes)

@@ -26,6 +26,9 @@ use crate::error::{CaseError, Error};
 use crate::run::{interrupted, while_running};
 use crate::store::Folder;
 
+/// Load beside keys that the case itself wrote: nobody is asked, and removing its own would be load as well.
+const AMONG_OTHERS: &[&str] = &["--yes", "--keep-keys"];
+
 /// Schema of a [`Report`].
 pub const SCHEMA: &str = "unslow.case/1";
 
@@ -379,7 +382,9 @@ impl Context<'_> {
         let (rate, connections) = (100 + self.seed % 1400, 1 + self.seed / 7 % 6);
         let (rate, connections) = (rate.to_string(), connections.to_string());
         let others = ["--rate", &rate, "--connections", &connections, "--seconds", "30", "--keys", "5000", "--quiet"];
-        let _others = self.background(Some((lab, host)), &[&["bench", &lab.url()], &others[..]].concat(), &[])?;
+        let url = lab.url();
+        let others = [&["bench", &url], &others[..], AMONG_OTHERS].concat();
+        let _others = self.background(Some((lab, host)), &others, &[])?;
         std::thread::sleep(Duration::from_millis(500)); // its own start
         let report = self.json(Some((lab, host)), &["doctor", &lab.url(), "--window", "3s"])?;
         self.folder.keep("diagnosis.json", &report.to_string())?;
@@ -404,7 +409,7 @@ impl Context<'_> {
 
     /// A closed loop of the load generator against `url`; its first run.
     fn bench(&self, on: Option<(&Lab, &Host)>, url: &str, more: &[&str]) -> Result<Json, Error> {
-        let report = self.json(on, &[&["bench", url], more].concat())?;
+        let report = self.json(on, &[&["bench", url], more, AMONG_OTHERS].concat())?;
         Ok(report["runs"][0].clone())
     }
 }

@@ -9,7 +9,7 @@ use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_units::{percent, rate, time_us};
 
-use super::{Background, Context, Diagnosis, Played, Row, believed, flames, median, number};
+use super::{AMONG_OTHERS, Background, Context, Diagnosis, Played, Row, believed, flames, median, number};
 use crate::error::Error;
 
 /// What is measured with a way to the server.
@@ -154,7 +154,8 @@ impl Steps<'_, '_> {
                 self.cx.say(&format!("{}: window {} of {pairs}", way.name, pair + 1));
                 let load = self.load.arguments();
                 let arguments =
-                    [&["bench", way.url.as_str()], &load[..], way.more, &["--format", "json", "--quiet"]].concat();
+                    [&["bench", way.url.as_str()], &load[..], way.more, &["--format", "json", "--quiet"], AMONG_OTHERS]
+                        .concat();
                 let text = self.cx.text(None, &arguments, &self.load.environment())?;
                 let report: serde_json::Value = serde_json::from_str(&text).map_err(Error::Json)?;
                 let run = &report["runs"][0];
@@ -174,7 +175,7 @@ impl Steps<'_, '_> {
     fn sample(&mut self, way: &Way<'_>, picture: &str, count_rings: bool) -> Result<f64, Error> {
         self.cx.say(&format!("{}: sampling", way.name));
         let (load, environment) = (self.load.arguments(), self.load.environment());
-        let busy = [&["bench", way.url.as_str()], &load[..], &["--seconds", "3"], way.more].concat();
+        let busy = [&["bench", way.url.as_str()], &load[..], &["--seconds", "3"], way.more, AMONG_OTHERS].concat();
         let _busy = self.cx.background(None, &busy, &environment)?;
         std::thread::sleep(Duration::from_millis(700)); // its own start
         if count_rings {

@@ -226,6 +226,7 @@ impl Prepared {
                 command.args(["--callers", &threads, "--rate", &rate.to_string()]);
                 command.args(["--timeout", &facts.timeout.as_secs_f64().to_string()]);
                 command.args(["--seconds", &facts.length.as_secs().to_string(), "--format", "json", "--quiet"]);
+                command.args(["--yes", "--keep-keys"]);
                 command.args(["--command", &format!("SET {} {{value}}", braced(&facts.keys[0]))]);
                 return command;
             }
