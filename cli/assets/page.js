@@ -185,26 +185,34 @@ const lanes = (all) => {
   const place = (ms) => Math.max(0, Math.min(1, (ms - shown.from) / (shown.to - shown.from))) * 100;
   const rules = new Map();
   for (const incident of all) rules.set(incident.rule, [...(rules.get(incident.rule) || []), incident]);
-  const focused = document.activeElement && document.activeElement.dataset.key;
-  $('lanes').replaceChildren(...[...rules].map(([rule, list]) => {
-    const lane = make('div', undefined, 'lane');
-    lane.append(make('span', rule, 'name mono'));
-    const track = make('div', undefined, 'track');
-    for (const incident of list) {
-      const bar = make('button', undefined, incident.is_bad ? 'bad' : '');
+  // A view that follows is drawn every second: a bar that stays is the same element, or a click that begins on one and
+  // ends on the next would be none, and the keyboard would lose its place.
+  const before = new Map([...$('lanes').children].map((lane) => [lane.firstChild.textContent, lane]));
+  arrange($('lanes'), [...rules].map(([rule, list]) => {
+    const lane = before.get(rule) || make('div', undefined, 'lane');
+    if (!before.has(rule)) lane.append(make('span', rule, 'name mono'), make('div', undefined, 'track'));
+    const bars = [...lane.lastChild.children];
+    arrange(lane.lastChild, list.map((incident) => {
+      // It may have got longer at either end; two servers of one lane are two incidents.
+      const same = bars.findIndex(({ shows }) => shows.title === incident.title && shows.from_ms <= incident.to_ms && shows.to_ms >= incident.from_ms);
+      const bar = same < 0 ? make('button') : bars.splice(same, 1)[0];
+      bar.shows = incident;
+      bar.className = incident.is_bad ? 'bad' : '';
       bar.type = 'button';
       bar.title = named(incident);
-      bar.dataset.key = rule + incident.from_ms;
       bar.setAttribute('aria-label', named(incident));
       bar.style.left = place(incident.from_ms) + '%';
       bar.style.width = place(incident.to_ms) - place(incident.from_ms) + '%';
-      bar.addEventListener('click', () => select(incident));
-      track.append(bar);
-    }
-    lane.append(track);
+      bar.onclick = () => select(incident);
+      return bar;
+    }));
     return lane;
   }));
-  if (focused) for (const bar of document.querySelectorAll('.lane button')) if (bar.dataset.key === focused) bar.focus();
+};
+// These children in this order; one that is in its place is not touched.
+const arrange = (parent, children) => {
+  for (const child of [...parent.children]) if (!children.includes(child)) child.remove();
+  children.forEach((child, at) => { if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] || null); });
 };
 
 const list = (all) => {

@@ -33,6 +33,11 @@ const overflow = (page) => page.evaluate(() => document.documentElement.scrollWi
   // It follows what is being recorded, and keeps the hour that it wants.
   const words = await page.$eval('#range', (e) => e.textContent);
   await page.waitForFunction((was) => document.querySelector('#range').textContent !== was, {}, words);
+  // What is drawn anew is the same element: a person is clicking it.
+  const bar = await page.$('.lane button');
+  const drawn = () => page.waitForResponse((r) => r.url().includes('/incidents'));
+  for (let n = 0; n < 3; n++) await drawn(); // by the last one, that before it was drawn
+  said.stays = await bar.evaluate((e) => e.isConnected);
   said.wanted = new URL(page.url()).searchParams.get('last');
   await page.keyboard.press('l');
   said.live = await page.$eval('#follow', (e) => e.getAttribute('aria-pressed'));
