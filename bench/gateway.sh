@@ -23,8 +23,8 @@ cross_zone() {
     "$lab" lab ls --format json > "$dir/ls.json"
     read -r address pid < <(python3 -c 'import json,sys; n=[n for l in json.load(open(sys.argv[1]))["labs"] for n in l["servers"]][0]; print(n["address"], n["pid"])' "$dir/ls.json")
     cpu() { cat /proc/"$pid"/task/*/schedstat | awk '{ s += $1 } END { printf "%.0f", s }'; }
-    bench() { "$lab" lab exec --lab xz zone-b-client-1 -- "$lab" bench "$1" --mix get=1 --keys 10000 --connections 200 --seconds 5 --quiet --lateness-max 1s --format json --no-preload; }
-    "$lab" lab exec --lab xz zone-b-client-1 -- "$lab" bench "$address" --keys 10000 --preload --requests 1 --quiet > /dev/null
+    bench() { "$lab" lab exec --lab xz zone-b-client-1 -- "$lab" bench "$1" --yes --keep-keys --mix get=1 --keys 10000 --connections 200 --seconds 5 --quiet --lateness-max 1s --format json --no-preload; }
+    "$lab" lab exec --lab xz zone-b-client-1 -- "$lab" bench "$address" --yes --keep-keys --keys 10000 --preload --requests 1 --quiet > /dev/null
     "$lab" lab exec --lab xz zone-b-client-1 -- "$lab" gateway --listen 127.0.0.1:6400 --target "redis://$address" --quiet &
     sleep 2
     echo "| way | requests/s | p50 us | server CPU us a GET | requests per second of the server's CPU |"

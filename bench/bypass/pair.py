@@ -26,7 +26,7 @@ def run(unslow, server):
         command = [unslow, "bypass", "--", server, "--port", str(PORT), "--save", "", "--dir", directory]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            base = [unslow, "bench", "--format", "json", "-q", "--mix", "get=1", "--keys", "1000", "--value-size", "64"]
+            base = [unslow, "bench", "--yes", "--keep-keys", "--format", "json", "-q", "--mix", "get=1", "--keys", "1000", "--value-size", "64"]
             for _ in range(100):
                 time.sleep(0.1)
                 filled = subprocess.run(base + [f"127.0.0.1:{PORT}", "--requests", "1", "--preload"], capture_output=True)

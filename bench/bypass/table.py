@@ -54,7 +54,7 @@ class Server:
 
 def window(url, server, connections, depth, keys, size, cpus=None):
     """One run of unslow bench: requests a second, p50 us, server and client us of CPU a request."""
-    command = [unslow, "bench", url, "--connections", str(connections), "--pipeline", str(depth), "--keys", str(keys)]
+    command = [unslow, "bench", url, "--yes", "--keep-keys", "--connections", str(connections), "--pipeline", str(depth), "--keys", str(keys)]
     command += ["--value-size", str(size), "--mix", "get=1", "--seconds", str(SECONDS), "--no-preload", "--verify", "--format", "json", "-q"]
     if cpus:
         command = ["taskset", "-c", ",".join(map(str, cpus))] + command
@@ -67,7 +67,7 @@ def window(url, server, connections, depth, keys, size, cpus=None):
 
 
 def preload(server, keys, size):
-    command = [unslow, "bench", f"127.0.0.1:{PORT}", "--keys", str(keys), "--value-size", str(size), "--mix", "get=1", "--requests", "1", "--preload", "--verify", "--format", "json", "-q"]
+    command = [unslow, "bench", f"127.0.0.1:{PORT}", "--yes", "--keep-keys", "--keys", str(keys), "--value-size", str(size), "--mix", "get=1", "--requests", "1", "--preload", "--verify", "--format", "json", "-q"]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)
 
 
@@ -186,7 +186,7 @@ def pair(program):
         waited(lambda: "PONG" in say(16400, "PING"))
 
         def load(tag):
-            command = [unslow, "bench", "127.0.0.1:16400", "--rate", "40000", "--connections", "50", "--keys", "1000", "--value-size", "3", "--key-prefix", tag]
+            command = [unslow, "bench", "127.0.0.1:16400", "--yes", "--keep-keys", "--rate", "40000", "--connections", "50", "--keys", "1000", "--value-size", "3", "--key-prefix", tag]
             command += ["--mix", "get=1", "--seconds", str(2 * SECONDS), "--preload", "--verify", "--format", "json", "-q"]
             return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

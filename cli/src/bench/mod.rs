@@ -335,7 +335,9 @@ impl Bench {
         }
         let held = settings.iter().map(|settings| self.held(settings)).collect::<anyhow::Result<Vec<Held>>>()?;
         let mut sessions = Vec::new();
-        let ran = self.measure(settings, &mut sessions, output);
+        // Where an earlier benchmark left keys, ours are left as well.
+        let keeps = self.keep_keys || held.iter().any(|held| matches!(held, Held::Ours));
+        let ran = self.measure(settings, &mut sessions, keeps, output);
         if !self.keep_keys {
             let spinner = output.spinner();
             spinner.update("removing the keys that it wrote");
@@ -349,14 +351,18 @@ impl Bench {
 
     /// Whose keys are there. Those of others need a person's word, or `--yes`.
     fn held(&self, settings: &Settings) -> anyhow::Result<Held> {
-        // A deployment that cannot be asked cannot be measured either, which is said then.
-        let Ok(held) = Held::by(settings) else { return Ok(Held::Ours) };
+        let held = Held::by(settings)?;
         let sentence = match &held {
             _ if self.yes => return Ok(held),
             Held::Nothing | Held::Ours => return Ok(held),
             Held::Others { address, keys } => {
                 let keys = count(*keys as f64);
                 format!("{address} holds keys that no benchmark wrote ({keys} in all); load slows their users")
+            }
+            Held::Away { masters } => {
+                format!(
+                    "whether servers hold keys that no benchmark wrote is not known: {masters} masters do not answer"
+                )
             }
             Held::Unknown { address, why } => {
                 format!("{address} does not tell whether it holds keys that no benchmark wrote: {why}")
@@ -375,10 +381,16 @@ impl Bench {
     }
 
     /// Runs, and tells what they brought. Sessions that were prepared are left in `sessions`, whatever fails.
-    fn measure(&self, settings: Vec<Settings>, sessions: &mut Vec<Session>, output: &Output) -> anyhow::Result<u8> {
+    fn measure(
+        &self,
+        settings: Vec<Settings>,
+        sessions: &mut Vec<Session>,
+        keeps: bool,
+        output: &Output,
+    ) -> anyhow::Result<u8> {
         let prefix = settings[0].spec.key_prefix.clone();
         let seen = RefCell::default();
-        let live = Live { output, prefix, keeps: self.keep_keys, seen, spinner: output.spinner() };
+        let live = Live { output, prefix, keeps, seen, spinner: output.spinner() };
         for settings in settings {
             sessions.push(Session::prepare(settings, &mut |p| live.tell(p))?);
         }

@@ -20,8 +20,9 @@ use crate::incidents;
 
 /// The slow log is read this often in a live view of up to 100 servers; clients and settings every sixth time.
 const ASK: Duration = Duration::from_secs(5);
-/// A frame takes well under a millisecond for a few servers, and 10 ms for hundreds. The pause before the next one is
-/// this multiple of it, so drawing has a bounded share of a core. Running the rules is limited in the same way.
+/// The facts of a frame take well under a millisecond for a few servers, and 6 ms for hundreds; drawing them about as
+/// much again. The pause before the next one is this multiple of the facts' time, so both have a bounded share of a
+/// core. Running the rules is limited in the same way.
 const FRAME_SHARE: u32 = 20;
 const VERDICT_SHARE: u32 = 100;
 /// Nothing is called well while a PING takes this long.

@@ -35,7 +35,7 @@ pub enum Interrupted {
     #[error("interrupted before the first run; nothing was measured")]
     Preparing,
     /// While keys were written.
-    #[error("interrupted while keys were written before the run; nothing was measured")]
+    #[error("interrupted while keys were written before the run; nothing was measured, and those keys stay there")]
     Preload,
     /// While the threads connected.
     #[error("interrupted before the run began")]

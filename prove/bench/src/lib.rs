@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+mod built_in;
 mod compare;
 mod danger;
 mod doubts;

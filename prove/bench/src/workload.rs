@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
 use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
+use crate::built_in::{BUILT_IN, READS};
 use crate::error::WorkloadError;
 use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
@@ -72,34 +73,6 @@ impl Default for Spec {
     }
 }
 
-/// Built-in commands: name and template behind the prefix.
-const BUILT_IN: &[(&str, &str)] = &[
-    ("get", "GET {p}{key}"),
-    ("set", "SET {p}{key} {value}"),
-    ("del", "DEL {p}{key}"),
-    ("unlink", "UNLINK {p}{key}"),
-    ("exists", "EXISTS {p}{key}"),
-    ("ttl", "TTL {p}{key}"),
-    ("strlen", "STRLEN {p}{key}"),
-    ("incr", "INCR {p}count:{key}"),
-    ("hset", "HSET {p}hash:{key} field {value}"),
-    ("hget", "HGET {p}hash:{key} field"),
-    ("hgetall", "HGETALL {p}hash:{key}"),
-    ("lpush", "LPUSH {p}list:{key} {value}"),
-    ("rpush", "RPUSH {p}list:{key} {value}"),
-    ("lpop", "LPOP {p}list:{key}"),
-    ("rpop", "RPOP {p}list:{key}"),
-    ("lrange", "LRANGE {p}list:{key} 0 9"),
-    ("sadd", "SADD {p}set:{key} {value}"),
-    ("sismember", "SISMEMBER {p}set:{key} {value}"),
-    ("spop", "SPOP {p}set:{key}"),
-    ("zadd", "ZADD {p}zset:{key} {key} {value}"),
-    ("zrange", "ZRANGE {p}zset:{key} 0 9"),
-    ("xadd", "XADD {p}stream:{key} MAXLEN ~ 1000 * field {value}"),
-    ("publish", "PUBLISH {p}channel:{key} {now}{value}"),
-    ("ping", "PING"),
-];
-
 /// One kind of request.
 #[derive(Clone, Debug)]
 pub struct Command {
@@ -111,7 +84,7 @@ pub struct Command {
     pub key_at: Option<usize>,
     /// Whether replicas may answer it.
     pub reads: bool,
-    /// Whether it writes keys, or runs a script that may, by COMMAND INFO.
+    /// Whether it writes keys, or may.
     pub writes: bool,
     /// Whether that at `key_at` is its only key.
     pub has_one_key: bool,
@@ -127,7 +100,8 @@ impl Command {
     /// As far as is known before a server was asked about it.
     fn new(name: String, template: Template, is_get: bool, upto: f64) -> Command {
         let (key_at, has_one_key) = ((template.arguments() > 1).then_some(1), true);
-        Command { name, template, key_at, reads: false, writes: false, has_one_key, blocks: false, is_get, upto }
+        let writes = !READS.contains(&&*template.name());
+        Command { name, template, key_at, reads: false, writes, has_one_key, blocks: false, is_get, upto }
     }
 }
 

@@ -1,0 +1,33 @@
+//! Commands that a mix may name without a template of its own.
+
+/// Built-in commands: name and template behind the prefix.
+pub const BUILT_IN: &[(&str, &str)] = &[
+    ("get", "GET {p}{key}"),
+    ("set", "SET {p}{key} {value}"),
+    ("del", "DEL {p}{key}"),
+    ("unlink", "UNLINK {p}{key}"),
+    ("exists", "EXISTS {p}{key}"),
+    ("ttl", "TTL {p}{key}"),
+    ("strlen", "STRLEN {p}{key}"),
+    ("incr", "INCR {p}count:{key}"),
+    ("hset", "HSET {p}hash:{key} field {value}"),
+    ("hget", "HGET {p}hash:{key} field"),
+    ("hgetall", "HGETALL {p}hash:{key}"),
+    ("lpush", "LPUSH {p}list:{key} {value}"),
+    ("rpush", "RPUSH {p}list:{key} {value}"),
+    ("lpop", "LPOP {p}list:{key}"),
+    ("rpop", "RPOP {p}list:{key}"),
+    ("lrange", "LRANGE {p}list:{key} 0 9"),
+    ("sadd", "SADD {p}set:{key} {value}"),
+    ("sismember", "SISMEMBER {p}set:{key} {value}"),
+    ("spop", "SPOP {p}set:{key}"),
+    ("zadd", "ZADD {p}zset:{key} {key} {value}"),
+    ("zrange", "ZRANGE {p}zset:{key} 0 9"),
+    ("xadd", "XADD {p}stream:{key} MAXLEN ~ 1000 * field {value}"),
+    ("publish", "PUBLISH {p}channel:{key} {now}{value}"),
+    ("ping", "PING"),
+];
+
+/// Those that write nothing; of all others that is not known before the server was asked.
+pub const READS: &[&str] =
+    &["GET", "EXISTS", "TTL", "STRLEN", "HGET", "HGETALL", "LRANGE", "SISMEMBER", "ZRANGE", "PUBLISH", "PING"];
