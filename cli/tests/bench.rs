@@ -482,7 +482,7 @@ fn keys_that_it_wrote_are_removed_unless_they_are_to_stay() {
     bench(&url, &["--requests", "300", "--mix", "set=1", "--keys", "50", "--keep-keys"]);
     let kept = names(&server);
     assert!(!kept.is_empty() && kept.iter().all(|name| name.starts_with("unslow:")), "{kept:?}");
-    // They are a benchmark's, so the next one goes on, and leaves them whatever it writes.
+    // These are a benchmark's own keys: the next run starts without a question, and leaves them there.
     bench(&url, &["--requests", "3000", "--mix", "get=1,set=1", "--no-preload"]);
     assert!(kept.iter().all(|name| names(&server).contains(name)), "{:?}", names(&server));
 
@@ -500,7 +500,7 @@ fn keys_of_others_are_asked_about_and_never_removed() {
     let load = ["--requests", "300", "--keys", "3", "--mix", "set=1,get=1", "--key-prefix", "users:"];
     fails(&[&["bench", &url], &load[..]].concat(), "holds keys that no benchmark wrote (1 in all)");
     let stats = info(&mut c, "commandstats").unwrap();
-    assert_eq!(stats.command_stats()["set"].calls, 1, "nothing was sent");
+    assert_eq!(stats.command_stats()["set"].calls, 1, "no load was sent");
     let mut run = command(&[&["bench", &url, "--yes"], &load[..]].concat());
     let told = run.args(PATIENT).output().unwrap();
     assert_eq!(told.status.code(), Some(0), "{}", stderr(&told));

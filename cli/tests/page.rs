@@ -257,7 +257,7 @@ fn a_range_is_dragged_in_a_browser_and_its_diagnosis_is_read() {
         assert_eq!(said[empty], none, "{empty} in {said:#}");
     }
     assert_eq!((&said["lane"], &said["incident"]), (&"node_hangs".into(), &"node_hangs".into()), "{said:#}");
-    assert_eq!(said["stays"], true, "what is clicked is not drawn anew: {said:#}");
+    assert_eq!(said["stays"], true, "a bar keeps its element across live updates: {said:#}");
     assert_eq!((&said["wanted"], &said["live"]), (&"3600000".into(), &"false".into()), "{said:#}");
     let dragged = said["dragged"].as_f64().expect("a share");
     assert!((0.4..0.6).contains(&dragged), "half of what was shown: {said:#}");

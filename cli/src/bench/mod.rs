@@ -369,13 +369,13 @@ impl Bench {
             }
         };
         if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-            bail!("{sentence}; nothing was sent: --yes goes on");
+            bail!("{sentence}; no load was sent: add --yes to run anyway");
         }
         anstream::eprint!("{sentence}\nGo on? [y/N] ");
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer)?;
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
-            bail!("nothing was sent");
+            bail!("stopped; no load was sent");
         }
         Ok(held)
     }

@@ -192,22 +192,22 @@ fn frames_of_a_large_deployment_are_bounded() {
     let nodes = (100..500).map(|port| Node { address: format!("10.0.0.1:{port}"), ..node.clone() });
     let large = Facts { nodes: nodes.collect(), ..facts() };
     let frame = |facts: &Facts| Frame::new(facts.clone(), (Mood::Well, String::new()));
-    // Each server has answered anew: every text is another one.
-    let anew = || {
+    // As if each server had answered again: no INFO is shared with the frame before.
+    let unshared = || {
         let mut facts = large.clone();
         for sample in facts.nodes.iter_mut().flat_map(|node| [&mut node.first, &mut node.last]).flatten() {
             sample.info = unslow_topology::Info(sample.info.0.clone().into_iter().collect());
         }
         frame(&facts)
     };
-    (0..10).for_each(|_| app.take(anew()));
+    (0..10).for_each(|_| app.take(unshared()));
     assert_eq!(app.frames.len(), 2);
     // What two frames share is there once.
     (0..1_000).for_each(|_| app.take(frame(&large)));
     assert_eq!(app.frames.len(), FRAMES);
     assert_eq!(app.added.iter().skip(1).sum::<usize>(), 0);
     assert!(app.added[0] > 0 && app.added[0] <= FRAME_BYTES, "{}", app.added[0]);
-    app.take(anew());
+    app.take(unshared());
     assert!(app.added.iter().sum::<usize>() <= FRAME_BYTES || app.frames.len() == 2);
     assert_eq!(app.added.len(), app.frames.len());
 }

@@ -28,7 +28,7 @@ const FOREIGN_MOST: f64 = 1.0;
 pub struct Paid {
     commands: u64,
     us: f64,
-    /// The dearest of our commands, as commandstats names it, and its mean in us.
+    /// The most expensive of our commands, as commandstats names it, and its mean time in us.
     slowest: Option<(String, f64)>,
 }
 

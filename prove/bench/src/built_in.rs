@@ -1,4 +1,4 @@
-//! Commands that a mix may name without a template of its own.
+//! Built-in commands, which a mix names without giving a template.
 
 /// Built-in commands: name and template behind the prefix.
 pub const BUILT_IN: &[(&str, &str)] = &[

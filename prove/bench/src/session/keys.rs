@@ -14,7 +14,7 @@ use crate::settings::Settings;
 use crate::template::{Fill, Template};
 use crate::workload::{Spec, Workload};
 
-/// Nobody else's keys begin with it.
+/// The prefix of our keys, which no application should use.
 const OURS: &str = "unslow:";
 /// Keys that are looked at on each master: others' keys are found in 97 of 100 cases where they are a fifth of all.
 const SAMPLES: usize = 16;
