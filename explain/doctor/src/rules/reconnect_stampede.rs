@@ -6,13 +6,15 @@
 //! time out in the middle of their handshake and try again.
 //!
 //! Seen when: within a second or two of the window over 50 connections arrived, at least ten times as many a second as
-//! in the rest of it, and they are at least 30 % of the clients; most of them are still connected when the window ends;
-//! and the number of clients did not grow with them, unless the server's role changed in the window. Connections are
-//! counted for each second of the window.
+//! in the rest of it, and they are at least 30 % of the clients; when the window ends, at least half as many clients (or
+//! half of all clients, if those are fewer) are connected that came in the window, and at least one for every four
+//! connections of the wave; and the number of clients did not grow with them, unless the server's role changed in the
+//! window. Connections are counted for each second of the window.
 //!
-//! Not to be taken for: `connection_churn`, whose connections arrive evenly and do not stay; jobs that start together
-//! (their connections are closed again before the window ends); an application that starts (the number of clients grows
-//! by the same number); an attack: these are clients that were connected before.
+//! Not to be taken for: `connection_churn`, whose connections arrive evenly and do not stay; clients that connect again
+//! and again (many connections, few clients to show for them); jobs that start together (their connections are closed
+//! again before the window ends); an application that starts (the number of clients grows by the same number); an
+//! attack: these are clients that were connected before.
 //!
 //! How to confirm: `INFO stats` once a second: total_connections_received; `CLIENT LIST`: many rows with nearly the
 //! same `age`.
@@ -39,6 +41,9 @@ const ABOVE: f64 = 10.0;
 const CALM: f64 = 0.3;
 /// Of the wave: those that must still be there at the end.
 const STAYED: f64 = 0.5;
+/// Attempts of one client within a wave that its retries explain. Of connections that come and go all the time some are
+/// always there when the clients are listed.
+const ATTEMPTS: f64 = 4.0;
 /// Of the wave: by how much the number of clients may have grown. Where it grew by more, clients came that were not
 /// there before.
 const GROWN: f64 = 0.7;
@@ -120,7 +125,8 @@ impl Wave<'_> {
 
     fn is_reconnection(&self) -> bool {
         let large = self.connections >= LEAST && self.connections >= FLEET * self.clients;
-        let stayed = self.stayed >= STAYED * self.connections.min(self.clients);
+        let stayed = self.stayed >= STAYED * self.connections.min(self.clients)
+            && self.connections <= ATTEMPTS * self.stayed;
         let known_before = self.grown < GROWN * self.connections || role_changed(self.node);
         large && stayed && known_before
     }
@@ -305,6 +311,16 @@ mod tests {
         replicated(vec![node])
     }
 
+    /// Clients that a busy machine let connect in one second only; most of the few clients are theirs at any moment.
+    fn come_and_go() -> Facts {
+        let mut facts = facts([0, 0, 1438, 0, 0, 0, 0, 0, 0, 0], 0, "connected_clients:30\r\n");
+        facts.nodes[0].first.as_mut().unwrap().info.0.insert("connected_clients".into(), "30".into());
+        let group = ClientGroup { host: "10.0.0.9".into(), count: 30, opened: 20, ..ClientGroup::default() };
+        let value = Clients { total: 30, listed: 30, groups: vec![group], ..Clients::default() };
+        facts.nodes[0].clients = Seen::yes(value, "CLIENT LIST", 0);
+        facts
+    }
+
     #[test]
     fn a_fleet_that_comes_back_at_once_is_no_churn() {
         // Over the border of two seconds, and in the part after the last point.
@@ -327,6 +343,7 @@ mod tests {
             ("jobs that start together and end", facts(burst, 20, "")),
             ("an application that starts", facts(burst, 350, "connected_clients:750\r\n")),
             ("one of many pools", facts([0, 0, 55, 0, 0, 0, 0, 0, 0, 0], 55, "connected_clients:401\r\n")),
+            ("few come again and again", come_and_go()),
             ("few", facts([0, 0, 20, 0, 0, 0, 0, 0, 0, 0], 20, "connected_clients:30\r\n")),
         ] {
             assert_eq!(answer(&check(&facts)), "absent", "{what}");
