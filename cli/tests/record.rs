@@ -9,6 +9,7 @@ use std::process::Stdio;
 
 use common::{Running, command, ids, stderr, stdout, unslow};
 use serde_json::Value;
+use unslow_engine::Server;
 use unslow_testkit::{standalone, until};
 
 /// Records a server until it is dropped.
@@ -68,6 +69,19 @@ fn a_hang_that_nobody_saw_is_an_incident_and_the_doctor_opens_it() {
     assert_eq!(wide, None);
 }
 
+/// Facts of the last seconds of a recording.
+fn facts(dir: &Path) -> Option<Value> {
+    let saved = dir.with_extension("facts");
+    json(&["doctor", "--for", "5s", "--save", saved.to_str().unwrap(), "--recording"], dir)?;
+    serde_json::from_slice(&fs::read(&saved).ok()?).ok()
+}
+
+/// Whether the machine was looked at and the server's process found.
+fn is_there(facts: &Value, server: &Server) -> bool {
+    let process = &facts["hosts"][0]["processes"][0];
+    process["addresses"][0] == server.address() && process["pid"] == server.pid()
+}
+
 #[test]
 fn the_machine_is_recorded_with_its_servers_and_their_clients_connections() {
     let server = standalone("valkey-9.1");
@@ -76,19 +90,40 @@ fn the_machine_is_recorded_with_its_servers_and_their_clients_connections() {
     let dir = scratch.path().join("rec");
     let mut command = command(&["record", &server.url(), "--quiet", "--every", "1s", "--dir"]);
     let _recorder = Running(command.arg(&dir).stdout(Stdio::null()).spawn().unwrap());
-    let saved = scratch.path().join("facts.json");
-    let facts = || -> Option<Value> {
-        json(&["doctor", "--for", "5s", "--save", saved.to_str().unwrap(), "--recording"], &dir)?;
-        serde_json::from_slice(&fs::read(&saved).ok()?).ok()
-    };
-    let is_there = |facts: &Value| {
-        let process = &facts["hosts"][0]["processes"][0];
-        process["addresses"][0] == server.address() && process["pid"] == server.pid()
-    };
-    until("the machine is in the facts", || facts().is_some_and(|facts| is_there(&facts)));
+    let facts = || facts(&dir);
+    until("the machine is in the facts", || facts().is_some_and(|facts| is_there(&facts, &server)));
     until("and so are the server's sockets", || {
         facts().is_some_and(|f| f["nodes"][0]["sockets"]["yes"]["value"].is_array())
     });
+}
+
+#[test]
+fn that_a_server_was_stopped_is_proven_where_its_machine_is_seen() {
+    let server = standalone("valkey-9.1");
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().join("rec");
+    let mut command = command(&["record", &server.url(), "--quiet", "--every", "1s", "--dir"]);
+    let _recorder = Running(command.arg(&dir).stdout(Stdio::null()).spawn().unwrap());
+    until("its process is found", || facts(&dir).is_some_and(|facts| is_there(&facts, &server)));
+    server.signal(libc::SIGSTOP);
+    let proof = |report: Option<Value>| -> Option<String> {
+        let finding = report?["findings"].as_array()?.iter().find(|f| f["id"] == "node_hangs")?.clone();
+        let evidence = finding["evidence"].as_array()?.iter().filter_map(|e| e["value"].as_str());
+        let seen = evidence.filter(|value| value.contains("stopped by a signal (T)")).collect::<Vec<_>>().join("\n");
+        (finding["confidence"] == "proven").then_some(seen)
+    };
+    let mut told = String::new();
+    until("the recording proves it", || {
+        let report = json(&["doctor", "--for", "30s", "--recording"], &dir);
+        told = proof(report).unwrap_or_default();
+        !told.is_empty()
+    });
+    assert!(told.contains(" looks: "), "{told}");
+    let looked = ["doctor", &server.url(), "--window", "1s", "--timeout", "1s", "--format", "json", "--quiet"];
+    let live = serde_json::from_slice(&unslow(&looked).stdout).ok();
+    server.signal(libc::SIGCONT);
+    let live = proof(live).expect("a live diagnosis proves it too");
+    assert!(live.contains("5 of 5 looks"), "{live}");
 }
 
 #[test]

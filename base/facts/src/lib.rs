@@ -20,6 +20,7 @@ mod memory_group;
 mod node;
 mod sentinel;
 mod slot_stat;
+mod standing;
 mod storage;
 
 use std::sync::Arc;
@@ -43,6 +44,7 @@ pub use node::{
 };
 pub use sentinel::{Listed, Tilt};
 pub use slot_stat::SlotStat;
+pub use standing::{Doing, Standing, ThreadState};
 pub use storage::{Storage, StorageState};
 
 /// Version of the saved form. A reader refuses any other major number.

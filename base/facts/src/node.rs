@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use unslow_topology::{ClusterView, CommandStat, Info, Role};
 
 use crate::logged::{KeySize, LargeEntry, SlowEntry};
-use crate::{LaterView, Seen, SlotStat};
+use crate::{LaterView, Seen, SlotStat, Standing};
 
 /// One INFO reply and when it came.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -39,6 +39,10 @@ pub struct Node {
     /// still or is busy with one thing.
     #[serde(default)]
     pub silent_ms: Option<u64>,
+    /// What its process did while it owed an answer, where its machine was looked at meanwhile. None in facts of before
+    /// this was kept.
+    #[serde(default)]
+    pub standing: Option<Standing>,
     /// INFO at the start of the window.
     pub first: Option<Sample>,
     /// INFO at its end.
@@ -403,6 +407,7 @@ impl Node {
             unreachable: None,
             away: None,
             silent_ms: None,
+            standing: None,
             first: None,
             last: None,
             window_s: 0.0,

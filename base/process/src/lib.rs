@@ -39,6 +39,32 @@ pub fn schedstat(pid: u32, thread: u32) -> Option<Schedstat> {
     Schedstat::from_file(format!("/proc/{pid}/task/{thread}/schedstat")).ok()
 }
 
+/// Name, state and CPU time of one thread.
+pub fn thread_stat(pid: u32, thread: u32) -> Option<Stat> {
+    Stat::from_file(format!("/proc/{pid}/task/{thread}/stat")).ok()
+}
+
+/// The function of the kernel that a thread waits in. It takes the right to trace the process; without it, and of a
+/// thread that runs, there is none.
+pub fn wait_channel(pid: u32, thread: u32) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/wchan")).ok()?;
+    (!name.is_empty() && name != "0").then_some(name)
+}
+
+/// Functions of the kernel that a thread is in, the innermost first; root sees them.
+pub fn kernel_stack(pid: u32, thread: u32) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stack")).unwrap_or_default();
+    functions(&text)
+}
+
+/// `[<0>] do_signal_stop+0x16f/0x210` is do_signal_stop.
+fn functions(stack: &str) -> Vec<String> {
+    fn function(line: &str) -> Option<&str> {
+        line.split_once("] ")?.1.split(['+', ' ']).next()
+    }
+    stack.lines().filter_map(function).filter(|name| !name.is_empty()).map(String::from).collect()
+}
+
 /// User and kernel time of all threads, those that have ended included, in ticks. Children are not in it.
 pub fn cpu_ticks(stat: &Stat) -> u64 {
     stat.utime + stat.stime
@@ -75,8 +101,16 @@ mod tests {
     }
 
     #[test]
+    fn a_stack_is_its_functions() {
+        let text = "[<0>] jbd2_log_wait_commit+0xb5/0x110 [jbd2]\n[<ffffffff810>] do_fsync+0x38/0x60\n[<0>] \nnoise\n";
+        assert_eq!(functions(text), ["jbd2_log_wait_commit", "do_fsync"]);
+    }
+
+    #[test]
     fn a_process_that_is_not_there_is_none() {
         let nobody = u32::MAX;
+        assert!(thread_stat(nobody, nobody).is_none() && wait_channel(nobody, nobody).is_none());
+        assert_eq!(kernel_stack(nobody, nobody).len(), 0);
         assert!(stat(nobody).is_none() && status(nobody).is_none() && schedstat(nobody, nobody).is_none());
         assert_eq!(threads(nobody).count(), 0);
     }

@@ -102,6 +102,9 @@ pub fn run(deployment: &Deployment, settings: &Settings) -> Facts {
     // What the host is asked for longer costs the servers nothing.
     let took = begun.elapsed();
     let local = watch.map(|watch| watch.finish(&mut nodes));
+    if settings.host {
+        host::look_at_silent(&mut nodes);
+    }
     let mut hosts = settings.hosts.clone();
     notes.extend(host::assign(&mut hosts, &nodes, local.as_ref()));
     hosts.extend(local.filter(|host| !host.processes.is_empty()));
@@ -165,6 +168,9 @@ pub fn unreachable(target: &Target, error: &Error, settings: &Settings) -> Facts
             nodes.push(node.unwrap_or_else(|| failed(&endpoint.to_string(), Role::Unknown)));
         }
     });
+    if settings.host {
+        host::look_at_silent(&mut nodes);
+    }
     // Several addresses are those of Sentinels; so is one with a group's name.
     let sentinel = target.service.is_some() || target.endpoints.len() > 1;
     Facts {

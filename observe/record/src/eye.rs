@@ -16,7 +16,7 @@ use unslow_reactor::{Closed, Handler, Id, Io, Peer, now_ns, tls_of};
 use unslow_resp::{Frame, Kind, Scan, Scanner, write_command};
 use unslow_series::Stamp;
 
-use crate::notes::{NodeNumber, Note, Saw, Waiting};
+use crate::notes::{NodeNumber, Note, Owing, Saw, Waiting};
 use crate::pings::Pings;
 use crate::scheme::{Away, STALL_US, Stall, TELL_AGAIN_MS};
 
@@ -133,6 +133,8 @@ struct Link {
     told_at: u64,
     /// When a closer look began.
     deep_at: Option<u64>,
+    /// Whether it was told that an answer is owed.
+    is_told_owing: bool,
 }
 
 /// All nodes of one thread.
@@ -145,6 +147,8 @@ pub struct Eye {
     by_connection: HashMap<Id, NodeNumber>,
     waiting: Arc<Waiting>,
     pace: Pace,
+    /// Told of nodes that owe an answer, where somebody looks at their processes.
+    owing: Option<SyncSender<Owing>>,
 }
 
 impl Eye {
@@ -155,8 +159,9 @@ impl Eye {
         orders: Receiver<Order>,
         seen: SyncSender<Note>,
         waiting: Arc<Waiting>,
+        owing: Option<SyncSender<Owing>>,
     ) -> Eye {
-        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), waiting, pace }
+        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), waiting, pace, owing }
     }
 
     fn obey(&mut self, io: &mut Io, order: Order) {
@@ -170,6 +175,7 @@ impl Eye {
             Order::Leave(node) => {
                 self.hang_up(io, node);
                 self.links.remove(&node);
+                tell_owing(self.owing.as_ref(), Owing::Over(node));
             }
             Order::Ask { node, target, peer } => match self.links.get_mut(&node) {
                 Some(link) => {
@@ -208,6 +214,10 @@ impl Eye {
         link.ticks += 1;
         link.info_due |= link.ticks % self.pace.ticks_per_info == 0 || link.is_deep(now);
         io.timer(link.next_tick, node as u64);
+        if link.is_kept_waiting(now) {
+            link.is_told_owing = true;
+            tell_owing(self.owing.as_ref(), Owing::Still(node));
+        }
         let Some(connection) = link.connection else {
             if now >= link.dial_at {
                 self.dial(io, node, now);
@@ -311,6 +321,9 @@ impl Eye {
         let Some(link) = self.links.get_mut(&node) else { return };
         link.given_up = 0;
         let owed_us = link.owes_since.map_or(0, |since| (now - since) / 1000);
+        if std::mem::take(&mut link.is_told_owing) {
+            tell_owing(self.owing.as_ref(), Owing::Over(node));
+        }
         // What was sent behind it is served from now on.
         link.owes_since = (!link.asked.is_empty()).then_some(now);
         // A host that took no connection did not keep anybody waiting on one.
@@ -422,6 +435,7 @@ impl Link {
             away: None,
             told_at: 0,
             deep_at: None,
+            is_told_owing: false,
         }
     }
 
@@ -448,6 +462,12 @@ impl Link {
 
     fn is_deep(&self, now: u64) -> bool {
         self.deep_at.is_some_and(|at| now - at < DEEP)
+    }
+
+    /// Whether it took a connection and has owed an answer for as long as makes a stall.
+    fn is_kept_waiting(&self, now: u64) -> bool {
+        let is_reached = self.opened || self.away.as_ref().is_some_and(|(away, _)| away.silent);
+        is_reached && self.owes_since.is_some_and(|since| now - since >= STALL_US * 1000)
     }
 
     fn pause(&mut self, now: u64) {
@@ -519,6 +539,13 @@ impl Handler for Eye {
 
     fn timer(&mut self, io: &mut Io, key: u64) {
         self.tick(io, key as NodeNumber);
+    }
+}
+
+/// Where there is no room, a look is left out.
+fn tell_owing(told: Option<&SyncSender<Owing>>, word: Owing) {
+    if let Some(told) = told {
+        let _ = told.try_send(word);
     }
 }
 

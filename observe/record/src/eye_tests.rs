@@ -31,7 +31,8 @@ impl Watch {
         let (seen, notes) = sync_channel(10_000);
         let options = Options { name: Some("unslow-test"), ..Options::default() };
         let (waker, _) =
-            start_eye(Eye::new(Pace::RECORDED, options, None, taken, seen, Arc::new(Waiting::default()))).unwrap();
+            start_eye(Eye::new(Pace::RECORDED, options, None, taken, seen, Arc::new(Waiting::default()), None))
+                .unwrap();
         let target = Target::parse(&format!("127.0.0.1:{port}")).unwrap();
         let peer = peer_of(&target).unwrap();
         orders.send(Order::Ask { node: 0, target: Box::new(target), peer }).unwrap();

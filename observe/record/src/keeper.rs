@@ -17,7 +17,7 @@ use crate::notes::{NodeNumber, Note, Saw};
 use crate::pings::Pings;
 use crate::scheme::{
     ASKED, AWAY, Greeted, HOST, LARGE, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
-    Part, SECONDS, SENTINEL, SLOW, STALL, STARTED, node_series,
+    Part, SECONDS, SENTINEL, SLOW, STALL, STANDING, STARTED, node_series,
 };
 
 /// Fields of one node's INFO that are kept at most; a server has some 700 with all command statistics.
@@ -283,6 +283,7 @@ impl<D: Disk> Keeper<D> {
             Saw::Second { .. } => Ok(()),
             Saw::Stall(stall) => self.writer.event(kept.series, at, STALL, &json(stall)),
             Saw::Away(away) => self.writer.event(kept.series, at, AWAY, &json(away)),
+            Saw::Standing(standing) => self.writer.event(kept.series, at, STANDING, &json(standing)),
         }
     }
 

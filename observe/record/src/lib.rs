@@ -4,6 +4,7 @@
 //!   record:  eye (event loop: PING, INFO) --+
 //!            inquirers (slow log, clients) -+--> keeper --> base/series
 //!            machine (/proc, once a minute)-+
+//!            standing (/proc of a server that owes an answer)
 //!   read:    base/series --> Tape --> Facts --> the same rules as live
 //! ```
 //!
@@ -28,6 +29,7 @@ mod pings;
 mod recorder;
 mod scheme;
 mod seconds;
+mod standing;
 mod tape;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, PeerSockets, Rtt, Sample, Seen, SentinelNode};
+use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, PeerSockets, Rtt, Sample, Seen, SentinelNode, Standing};
 use unslow_probe::Paid;
 use unslow_probe::host::Counts;
 use unslow_resp::lossy;
@@ -57,6 +57,8 @@ struct Watched {
     /// Each with when it was over, by the clock that is not set.
     stalls: VecDeque<(u64, Stall)>,
     away: Option<Away>,
+    /// What its process did when it last owed an answer, and when that was told.
+    standing: Option<(u64, Standing)>,
     /// Of the fields that tell of topology.
     topology: Option<u64>,
     /// Whether the expensive questions were answered once: before that, what they sent is not known.
@@ -242,6 +244,7 @@ impl Watched {
             sockets: Seen::default(),
             stalls: VecDeque::new(),
             away: None,
+            standing: None,
             topology: None,
             is_asked: false,
             own: Own::default(),
@@ -252,6 +255,7 @@ impl Watched {
     fn begin_again(&mut self) {
         self.seconds.clear();
         self.stalls.clear();
+        self.standing = None;
     }
 
     fn saw(&mut self, number: NodeNumber, at: Stamp, saw: &Saw, window_ms: u64) -> Told {
@@ -266,6 +270,10 @@ impl Watched {
             Saw::Away(away) => {
                 self.away.clone_from(away);
                 if away.is_none() { Told::AskSoon(number) } else { Told::Nothing }
+            }
+            Saw::Standing(standing) => {
+                self.standing = Some((at.mono_ms, (**standing).clone()));
+                Told::Nothing
             }
             Saw::Second { info, pings, sent } => {
                 let info = Info::parse(&lossy(info));
@@ -329,6 +337,8 @@ impl Watched {
             let began = (place(*ended) - (stall.us / 1000) as i64).max(start_ms);
             node.pings.push(((began - start_ms) as u32, u32::try_from(stall.us).unwrap_or(u32::MAX)));
         }
+        let standing = self.standing.as_ref().filter(|(told, _)| age_ms(*told) <= window_ms as u64);
+        node.standing = standing.map(|(_, standing)| standing.clone());
         // One that owes an answer: it takes at least that long.
         let owed_ms = self.seconds.back().map_or(0, |last| age_ms(last.at.mono_ms));
         if owed_ms > self.usual_ms() * 2 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use unslow_facts::{Host, Node, Own, PeerSockets, Seen, SentinelNode};
+use unslow_facts::{Host, Node, Own, PeerSockets, Seen, SentinelNode, Standing};
 use unslow_probe::Round;
 use unslow_probe::host::Counts;
 use unslow_series::Stamp;
@@ -51,6 +51,17 @@ pub enum Saw {
     Stall(Stall),
     /// It is away, or answers again.
     Away(Option<Away>),
+    /// What its process did while it owed an answer.
+    Standing(Box<Standing>),
+}
+
+/// What the event loop says of a node that owes an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owing {
+    /// The node owes an answer, as it did a tick ago.
+    Still(NodeNumber),
+    /// It has answered.
+    Over(NodeNumber),
 }
 
 /// INFO that may wait for the disk: some seconds of a thousand nodes, whatever they say.

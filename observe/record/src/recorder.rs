@@ -17,7 +17,8 @@ use crate::eye::{Eye, INPUT_MAX, Order, Pace, stamp};
 use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE};
 use crate::keeper::{Keeper, Take, Told};
 use crate::live::Watching;
-use crate::notes::{Note, Saw, Waiting};
+use crate::notes::{Note, Owing, Saw, Waiting};
+use crate::standing::{self, Processes};
 
 /// Threads for what takes longer.
 const INQUIRERS: usize = 4;
@@ -174,12 +175,15 @@ impl Recorder {
         let servers = found.iter().map(|(_, found)| found.as_ref().map_or(0, |d| d.members.len())).sum();
         let pace = pace(servers);
         let (notes, taken) = sync_channel(WAITING);
+        let (owing, words) = sync_channel(standing::WORDS);
+        let owing = host.then_some(owing);
         let shared = Arc::new(Shared::default());
         let mut threads = Vec::new();
         let eyes = (0..std::thread::available_parallelism().map_or(1, usize::from))
             .map(|_| {
                 let (orders, taken) = channel();
-                let eye = Eye::new(pace, options.clone(), tls.clone(), taken, notes.clone(), shared.waiting.clone());
+                let (waiting, owing) = (shared.waiting.clone(), owing.clone());
+                let eye = Eye::new(pace, options.clone(), tls.clone(), taken, notes.clone(), waiting, owing);
                 let (waker, thread) = start_eye(eye)?;
                 threads.push(thread);
                 Ok((orders, waker))
@@ -189,7 +193,9 @@ impl Recorder {
         // From here on whatever fails ends all of it.
         let mut recorder =
             Recorder { shared, inquirers, notes, eyes, threads, keeper: None, silent: Vec::new(), servers };
-        recorder.start_threads(keeper, taken, host.then_some(every * ROUNDS_PER_WHOLE))?;
+        // From here on the event loops alone hold it: when they end, those who look at processes end.
+        drop(owing);
+        recorder.start_threads(keeper, taken, host.then_some((every * ROUNDS_PER_WHOLE, words)))?;
         for (target, deployment) in found {
             let url = target.url();
             recorder.inquirers.watch(target, deployment.as_ref().ok());
@@ -202,7 +208,7 @@ impl Recorder {
         &mut self,
         keeper: T,
         notes: Receiver<Note>,
-        host: Option<Duration>,
+        host: Option<(Duration, Receiver<Owing>)>,
     ) -> std::io::Result<()> {
         let (shared, inquirers) = (self.shared.clone(), self.inquirers.clone());
         let keep = move || keep(keeper, &notes, &shared, &inquirers);
@@ -211,10 +217,15 @@ impl Recorder {
             let inquirers = self.inquirers.clone();
             self.threads.push(Builder::new().name("record-ask".into()).spawn(move || inquirers.run())?);
         }
-        if let Some(window) = host {
+        if let Some((window, words)) = host {
+            let processes = Processes::default();
             let (shared, inquirers, notes) = (self.shared.clone(), self.inquirers.clone(), self.notes.clone());
-            let look = move || watch_machine(&shared, &inquirers, window, &|note| drop(notes.send(note)));
+            let known = processes.clone();
+            let look = move || watch_machine(&shared, &inquirers, window, &known, &|note| drop(notes.send(note)));
             self.threads.push(Builder::new().name("record-host".into()).spawn(look)?);
+            let (notes, waiting) = (self.notes.clone(), self.shared.waiting.clone());
+            let stand = move || standing::watch(&words, &processes, &notes, &waiting);
+            self.threads.push(Builder::new().name("record-stand".into()).spawn(stand)?);
         }
         Ok(())
     }
@@ -338,7 +349,7 @@ fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquire
 
 /// One window after the other, as long as a server of ours runs on this machine; between them its counters. The first
 /// window is short, because the servers' processes are unknown until it ends.
-fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, tell: &dyn Fn(Note)) {
+fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, processes: &Processes, tell: &dyn Fn(Note)) {
     let mut servers = Vec::new();
     let mut lasts = window.min(FIRST_LOOK);
     while !shared.ended.load(Ordering::Acquire) {
@@ -364,6 +375,7 @@ fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, tell:
         let (numbers, mut nodes): (Vec<_>, Vec<_>) = inquirers.nodes().into_iter().unzip();
         let host = watch.finish(&mut nodes);
         servers = Counted::of(&host);
+        processes.found(numbers.iter().copied().zip(nodes.iter().map(|node| node.address.clone())), &host);
         if host.processes.is_empty() {
             continue;
         }

@@ -25,6 +25,8 @@ pub const SENTINEL: &str = "sentinel";
 pub const AWAY: &str = "away";
 /// An event: [`Stall`].
 pub const STALL: &str = "stall";
+/// An event: [`unslow_facts::Standing`], what the process did up to then while it owed an answer.
+pub const STANDING: &str = "standing";
 /// An event: one entry of the slow log.
 pub const SLOW: &str = "slow";
 /// An event: one large request or reply that the server logged.

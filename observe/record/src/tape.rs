@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use unslow_facts::{
     Facts, Gap, Host, Lack, LargeEntry, LaterView, Node, Own, Rtt, Sample, Seen, SentinelNode, Side, SlowEntry,
-    TimeRange,
+    Standing, TimeRange,
 };
 use unslow_series::{Damage, Directory, Event, Held, Item, Picked, Reader, Row, Rows, Span};
 use unslow_topology::{ClusterView, Info};
@@ -16,7 +16,7 @@ use unslow_topology::{ClusterView, Info};
 use crate::info;
 use crate::scheme::{
     ASKED, AWAY, Away, Greeted, HOST, LARGE, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS,
-    OWN_TOTAL, Part, SECONDS, SENTINEL, SLOW, STALL, STARTED, Stall, TELL_AGAIN_MS, node_series,
+    OWN_TOTAL, Part, SECONDS, SENTINEL, SLOW, STALL, STANDING, STARTED, Stall, TELL_AGAIN_MS, node_series,
 };
 use crate::seconds::{SECONDS_MS, Seconds};
 use crate::window::{self, Counters, Trail, int, seconds_between};
@@ -373,6 +373,7 @@ impl NodeTape<'_> {
         }
         (node.series, node.pings) = (trail.points, trail.pings);
         around.stalls(&mut node);
+        node.standing = around.standing();
         let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
         if let Some(rtt) = Rtt::of(&times) {
             node.rtt = Seen::yes(rtt, "PING", unix(window.end));
@@ -458,6 +459,16 @@ impl<'a> Around<'a> {
             }
         }
         node.pings.sort_unstable();
+    }
+
+    /// What was seen of its process for the longest time, of what reaches into the window.
+    fn standing(&self) -> Option<Standing> {
+        let reaches = |(at, seen): &(i64, Standing)| {
+            let span_ms = i64::try_from(seen.span_ms).unwrap_or(i64::MAX);
+            *at >= self.window.start && at.saturating_sub(span_ms) < self.window.end
+        };
+        let all = of_kind::<Standing>(self.events, STANDING).filter(reaches);
+        all.map(|(_, seen)| seen).max_by_key(|seen| seen.span_ms)
     }
 
     fn parts(&self, node: &mut Node) {

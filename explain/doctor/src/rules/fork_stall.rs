@@ -16,6 +16,7 @@
 
 use super::peers;
 use super::prelude::*;
+use super::standing::stood;
 
 pub const TITLE: &str = "Fork stall";
 pub const LEADS_TO: &[&str] = &["node_timeout_margin", "reconnect_stampede"];
@@ -96,7 +97,7 @@ pub fn check(facts: &Facts) -> Verdict {
     if node.setting("appendonly") == Some("no") {
         finding = finding.not("AOF: off");
     }
-    remedies(finding, facts, node, us).into()
+    remedies(stood(finding, node), facts, node, us).into()
 }
 
 fn slow<'a>(facts: &Facts, node: &'a Node) -> Option<Fork<'a>> {

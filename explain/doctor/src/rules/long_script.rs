@@ -16,6 +16,7 @@
 use unslow_facts::SlowEntry;
 
 use super::prelude::*;
+use super::standing::stood;
 use crate::Link;
 
 pub const TITLE: &str = "Long script";
@@ -55,7 +56,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let rows = by_worst(rows, |s| if s.costs_now() { 1.0 + s.held.share() } else { s.worst_us() / 1e12 });
     match rows.first() {
         None => absent_by_commandstats(facts, "scripts", absent),
-        Some(s) if s.costs_now() => now(s).on(subjects(&rows, true)).into(),
+        Some(s) if s.costs_now() => stood(now(s), s.node).on(subjects(&rows, true)).into(),
         Some(s) => past(s).on(subjects(&rows, false)).into(),
     }
 }

@@ -11,6 +11,7 @@ mod messages;
 mod peers;
 mod refusal;
 mod replica_link;
+mod standing;
 mod takeover;
 
 #[cfg(test)]

@@ -14,6 +14,10 @@
 //! same while it lasts, and so does CLIENT PAUSE without WRITE (`paused`); and if none of several nodes answers,
 //! something in between that accepts every connection (a proxy, a load balancer) looks the same too.
 //!
+//! Proven when unslow, or a recorder, runs on the server's machine and the kernel says that the process was stopped
+//! each time it was looked at while it owed an answer (T, or t under a debugger). Another state, and the function of
+//! the kernel that it waits in, are told as evidence.
+//!
 //! It began when the server was last heard from: by unslow in the window, by its peers (CLUSTER NODES, pong-received),
 //! its replicas (master_last_io_seconds_ago) or its Sentinels (last-ok-ping-reply).
 //!
@@ -23,8 +27,10 @@
 
 use super::peers::{self, Stake};
 use super::prelude::*;
+use super::standing::stood;
 use super::takeover;
 use crate::Affected;
+use unslow_facts::ThreadState;
 use unslow_topology::ClusterView;
 
 pub const TITLE: &str = "Node hangs";
@@ -74,8 +80,12 @@ pub fn check(facts: &Facts) -> Verdict {
         n => format!(", and so do {} others", n - 1),
     };
     let mut finding = Finding::new(format!(
-        "{kind}{} accepts connections and says nothing: its process is stopped or busy with one thing{others}",
-        node.address
+        "{kind}{} accepts connections and says nothing: its process is {}{others}",
+        node.address,
+        match stopped(node) {
+            Some(by) => format!("stopped by a {by}"),
+            None => "stopped or busy with one thing".into(),
+        }
     ))
     .on(silent.iter().map(|(n, ..)| n.address.as_str()));
     finding = cost(finding, facts, view, &silent, lost);
@@ -83,13 +93,14 @@ pub fn check(facts: &Facts) -> Verdict {
         finding = finding.since(at_ms);
     }
     let witness = facts.live().find(|n| peers::answers(n));
-    finding = sure(finding, facts, witness);
+    finding = sure(finding, facts, node, witness);
     finding = finding.saw_then(
         node,
         "PING",
         format!("connected, no reply within {:.1} s", *waited_ms as f64 / 1000.0),
         facts.at_ms,
     );
+    finding = stood(finding, node);
     if let Some((asked, row)) = cluster.as_ref().and_then(|(asked, view)| Some((asked, peers::row(view, node)?))) {
         finding = finding.saw(
             asked,
@@ -143,8 +154,23 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent: &[S
     }
 }
 
-fn sure(finding: Finding, facts: &Facts, witness: Option<&Node>) -> Finding {
+/// What stopped its process, where that was seen at every look while it owed an answer.
+fn stopped(node: &Node) -> Option<&'static str> {
+    match node.standing.as_ref()?.only_state()? {
+        ThreadState::Stopped => Some("signal"),
+        ThreadState::Traced => Some("debugger"),
+        _ => None,
+    }
+}
+
+fn sure(finding: Finding, facts: &Facts, node: &Node, witness: Option<&Node>) -> Finding {
     let seen = "two connections were made, so its machine is up; no reply came on either";
+    if let (Some(standing), Some(_)) = (&node.standing, stopped(node)) {
+        return finding.proven(format!(
+            "the kernel of its machine says that process {} was stopped, at each of {} looks while it owed an answer",
+            standing.pid, standing.looks
+        ));
+    }
     match witness {
         Some(_) => finding.likely(format!("{seen}. What the process is doing can only be seen on its machine")),
         None if facts.nodes.len() == 1 => finding.likely(format!(
@@ -167,15 +193,26 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent:
             "a master that wakes up after its replica was promoted serves stale data for a moment"
         }
     };
-    let mut finding = finding.fix(
-        "On its machine, see what blocks the process: T means stopped, D means waiting for a disk",
-        &[
-            &format!("ps -o pid,stat,wchan:30,cmd -C redis-server,valkey-server | grep {port}"),
-            "kill -CONT PID   (if the state is T and no debugger is attached)",
-        ],
-        risk,
-        "",
-    );
+    let mut finding = match (&node.standing, stopped(node)) {
+        (Some(standing), Some(_)) => finding.fix(
+            "On its machine, let the process go on, unless a debugger holds it (TracerPid is another number than 0)",
+            &[
+                &format!("grep -E 'State|TracerPid' /proc/{}/status", standing.pid),
+                &format!("kill -CONT {}", standing.pid),
+            ],
+            risk,
+            "",
+        ),
+        _ => finding.fix(
+            "On its machine, see what blocks the process: T means stopped, D means waiting for a disk",
+            &[
+                &format!("ps -o pid,stat,wchan:30,cmd -C redis-server,valkey-server | grep {port}"),
+                "kill -CONT PID   (if the state is T and no debugger is attached)",
+            ],
+            risk,
+            "",
+        ),
+    };
     if stake.share() > 0.0 {
         finding = takeover::force(finding, facts, view, node);
     }

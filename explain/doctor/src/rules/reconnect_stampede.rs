@@ -6,8 +6,8 @@
 //! time out in the middle of their handshake and try again.
 //!
 //! Seen when: within a second or two of the window over 50 connections arrived, at least ten times as many a second as
-//! in the rest of it, and they are at least 30 % of the clients; when the window ends, at least half as many clients (or
-//! half of all clients, if those are fewer) are connected that came in the window, and at least one for every four
+//! in the rest of it, and they are at least 30 % of the clients; when the window ends, at least half as many clients
+//! that came in it are still connected (or half of all clients, if those are fewer), and at least one for every four
 //! connections of the wave; and the number of clients did not grow with them, unless the server's role changed in the
 //! window. Connections are counted for each second of the window.
 //!

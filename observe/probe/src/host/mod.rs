@@ -15,6 +15,7 @@ mod neighbours;
 mod parse;
 mod processes;
 mod queues;
+mod standing;
 mod storage;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,7 @@ use processes::{Listener, Task, is_another, listeners, observers, sent_info, soc
 
 pub use assign::{Outcome, assign, outcomes};
 pub use counts::{Counted, Counts};
+pub use standing::{Looks, look_at_silent};
 
 /// The first of two samples.
 pub struct Watch {

@@ -1,0 +1,100 @@
+//! What a server's process was seen doing while it owed an answer, as evidence.
+
+use unslow_facts::{Doing, Standing, ThreadState};
+
+use super::prelude::*;
+
+/// Adds what was seen of the node's process while it owed an answer, if it was looked at.
+pub fn stood(finding: Finding, node: &Node) -> Finding {
+    let Some(standing) = &node.standing else { return finding };
+    let pid = standing.pid;
+    finding.saw_at(
+        format!("ps -o stat,wchan:30 -p {pid}; cat /proc/{pid}/stack ({})", node.address),
+        told(standing),
+        standing.at_ms,
+    )
+}
+
+fn told(standing: &Standing) -> String {
+    let one = |doing: &Doing| {
+        let at = doing.wait_channel.as_ref().map_or(String::new(), |name| format!(" in {name}"));
+        // What it waits in is the innermost, and named already.
+        let under: Vec<&str> = doing.stack.iter().skip(1).take(CALLERS).map(String::as_str).collect();
+        let under = if under.is_empty() { String::new() } else { format!(" (under {})", under.join(" < ")) };
+        let words = words(doing.state);
+        match standing.looks {
+            1 => format!("{words}{at}{under}"),
+            all => format!("{} of {all} looks: {words}{at}{under}", doing.looks),
+        }
+    };
+    let seen = standing.seen.iter().map(one).collect::<Vec<_>>().join("; ");
+    if standing.looks == 1 {
+        return format!("while it owed an answer, in one look: {seen}");
+    }
+    let mut text = format!(
+        "while it owed an answer, over {}: {seen}; on a processor for {} of that, {} of it in the kernel",
+        ms(standing.span_ms),
+        ms(standing.user_ms + standing.system_ms),
+        ms(standing.system_ms)
+    );
+    if let Some(waited) = standing.waited_ms.filter(|waited| *waited >= 1) {
+        text += &format!("; it waited {} for one", ms(waited));
+    }
+    text
+}
+
+/// Functions that are named as those that called the one it waits in.
+const CALLERS: usize = 3;
+
+fn ms(ms: u64) -> String {
+    time_us(ms as f64 * 1000.0)
+}
+
+fn words(state: ThreadState) -> &'static str {
+    match state {
+        ThreadState::Runnable => "running or ready to run (R)",
+        ThreadState::Sleeping => "asleep (S)",
+        ThreadState::Uninterruptible => "waiting without a way to be interrupted (D)",
+        ThreadState::Stopped => "stopped by a signal (T)",
+        ThreadState::Traced => "stopped by a debugger (t)",
+        ThreadState::Other => "in another state",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standing_process_reads_as_a_sentence() {
+        let doing = |state, channel: Option<&str>, stack: &[&str], looks| Doing {
+            state,
+            wait_channel: channel.map(String::from),
+            stack: stack.iter().map(|s| s.to_string()).collect(),
+            looks,
+        };
+        let stack = ["jbd2_log_wait_commit", "ext4_sync_file", "do_fsync", "__x64_sys_fdatasync", "do_syscall_64"];
+        let standing = Standing {
+            pid: 77,
+            looks: 9,
+            span_ms: 820,
+            user_ms: 10,
+            system_ms: 20,
+            waited_ms: Some(5),
+            seen: vec![
+                doing(ThreadState::Uninterruptible, Some("jbd2_log_wait_commit"), &stack, 8),
+                doing(ThreadState::Runnable, None, &[], 1),
+            ],
+            ..Standing::default()
+        };
+        assert_eq!(
+            told(&standing),
+            "while it owed an answer, over 820 ms: 8 of 9 looks: waiting without a way to be interrupted (D) in \
+             jbd2_log_wait_commit (under ext4_sync_file < do_fsync < __x64_sys_fdatasync); 1 of 9 looks: running or \
+             ready to run (R); on a processor for 30 ms of that, 20 ms of it in the kernel; it waited 5 ms for one"
+        );
+        let seen = vec![doing(ThreadState::Stopped, None, &[], 1)];
+        let one = Standing { looks: 1, seen, ..Standing::default() };
+        assert_eq!(told(&one), "while it owed an answer, in one look: stopped by a signal (T)");
+    }
+}
