@@ -15,6 +15,8 @@ mod handlers;
 mod left_behind;
 #[path = "bypass/left_to_tcp.rs"]
 mod left_to_tcp;
+#[path = "bypass/offload.rs"]
+mod offload;
 #[path = "bypass/order.rs"]
 mod order;
 #[path = "bypass/ownership.rs"]

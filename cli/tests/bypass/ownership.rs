@@ -205,7 +205,7 @@ fn with_the_addresses_of(ends: Ends) -> Option<OwnedFd> {
 }
 
 /// A TCP connection from one address to another.
-fn connected(from: SocketAddr, to: SocketAddr) -> OwnedFd {
+pub fn connected(from: SocketAddr, to: SocketAddr) -> OwnedFd {
     let raw = |address: SocketAddr| {
         let SocketAddr::V4(address) = address else { panic!("{address} is not IPv4") };
         libc::sockaddr_in {

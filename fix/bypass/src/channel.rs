@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use crate::endpoint::{Endpoint, Ends, read_option};
 
 /// Goes up whenever the memory's layout or the meaning of a message changes: ends of different versions stay with TCP.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 const MAGIC: u32 = 0x756e_736c;
 /// Descriptors a message may carry.
 const FDS: usize = 2;
@@ -47,6 +47,14 @@ pub enum Kind {
     Listing = 7,
     /// Client: the TCP socket of slot `a` with generation `b`, after the server has asked for it.
     Proof = 8,
+    /// A stack: asks for what the server listens at, at port `a`.
+    Lend = 9,
+    /// Server: a listening socket, which the stack accepts from as long as the channel is open; without one there is
+    /// nothing to lend, or nothing any more.
+    Listener = 10,
+    /// A stack: a connection that it has accepted, with its socket. Its bytes come in slot `a` with generation `b`;
+    /// where `b` is 0 they come over TCP.
+    Accepted = 11,
 }
 
 /// The user of the other side is not allowed.
@@ -402,6 +410,12 @@ pub fn offer(to: &OwnedFd, slot: u32, generation: u32, ends: &Ends) -> io::Resul
     send(to, &Message { client, server, ..Message::new(Kind::Offer, slot, generation) }, &[])
 }
 
+/// Hands over a connection that was accepted for the server, and whose bytes come in a slot, or over TCP.
+pub fn accepted(to: &OwnedFd, slot: Option<(u32, u32)>, socket: RawFd) -> io::Result<()> {
+    let (slot, generation) = slot.unwrap_or((0, 0));
+    say(to, Kind::Accepted, slot, generation, &[socket])
+}
+
 fn send(to: &OwnedFd, message: &Message, fds: &[RawFd]) -> io::Result<()> {
     let mut part =
         libc::iovec { iov_base: std::ptr::from_ref(message).cast_mut().cast(), iov_len: size_of::<Message>() };
@@ -474,7 +488,9 @@ pub fn hear(from: &OwnedFd) -> Heard {
 
 fn kind_of(number: u32) -> Option<Kind> {
     use Kind::*;
-    [Hello, Welcome, Refused, Waiter, Offer, List, Listing, Proof].into_iter().find(|k| *k as u32 == number)
+    [Hello, Welcome, Refused, Waiter, Offer, List, Listing, Proof, Lend, Listener, Accepted]
+        .into_iter()
+        .find(|k| *k as u32 == number)
 }
 
 #[cfg(test)]

@@ -33,5 +33,7 @@ pub mod signals;
 pub mod sockets;
 #[cfg_attr(not(feature = "sockmap"), path = "sockmap_absent.rs")]
 pub mod sockmap;
+#[cfg(feature = "reactor")]
+pub mod stack;
 pub mod stamp;
 mod sync;

@@ -278,8 +278,12 @@ impl Epoll {
         self.forgotten.load(Ordering::Relaxed)
     }
 
-    fn fd(&self) -> RawFd {
+    pub fn fd(&self) -> RawFd {
         self.fd.load(Ordering::Relaxed)
+    }
+
+    pub fn id(&self) -> SetId {
+        self.id
     }
 
     /// Its waiter, made when it is first needed.
@@ -296,6 +300,13 @@ impl Epoll {
             self.watch(doorbell, Hidden::Doorbell);
         }
         self.waiter.get()
+    }
+
+    /// The kernel's own `epoll_ctl`, for what the program put there itself.
+    pub fn put_for_program(&self, op: c_int, fd: RawFd, (events, data): (u32, u64)) -> bool {
+        let mut event = epoll_event { events, u64: data };
+        // SAFETY: a live event.
+        unsafe { kernel::epoll_ctl(self.fd(), op, fd, &mut event) == 0 }
     }
 
     /// Puts something of ours into the kernel's set; false when the kernel refuses.
@@ -320,6 +331,9 @@ impl Epoll {
 
     /// A connection in the kernel's set, for its end only.
     fn watch_end(&self, stream: &Stream, op: c_int) -> c_int {
+        if stream.is_of_stack() {
+            return 0;
+        }
         let data = tag() | (Hidden::Stream as u64) << 22 | u64::from(stream.index & 0x3f_ffff);
         let mut event = epoll_event { events: (EPOLLRDHUP | EPOLLIN | EPOLLET) as u32, u64: data };
         // SAFETY: a live event.
@@ -488,7 +502,15 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
     }
     match fds::get(fd) {
         Some(Entry::Listener(endpoint)) => {
+            // SAFETY: the caller's.
+            if let Some(done) = unsafe { world::ctl_lent(epoll, op, fd, event) } {
+                return done;
+            }
             let done = direct();
+            if done == 0 {
+                // SAFETY: the kernel has just read it, unless it took the listener out.
+                unsafe { world::registered(epoll.id, op, fd, event) };
+            }
             if done == 0 && op == libc::EPOLL_CTL_ADD {
                 world::open_rendezvous(*endpoint, epoll.id);
             }

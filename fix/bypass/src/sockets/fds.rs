@@ -92,12 +92,18 @@ pub struct Offer {
     pub shown: bool,
 }
 
-/// What a client says about one of its connections.
+/// What a peer says that is attended to in its turn: mostly about a connection in a slot.
 pub enum Claim {
     /// It has these addresses and may be carried.
     Offered(Ends),
     /// This is its socket.
     Proven(OwnedFd),
+    /// A stack asks for what listens at the port that is in the slot's place.
+    Lend,
+    /// A stack has accepted this for us.
+    Accepted(OwnedFd),
+    /// To a stack: what it accepts from; `None` where there is nothing to lend.
+    Lent(Option<OwnedFd>),
 }
 
 /// A stream in an epoll set. Guarded by that set's lock.
@@ -140,6 +146,8 @@ pub struct Stream {
     pub told: AtomicU32,
     /// Bytes went over TCP, or it was duplicated: it stays there.
     pub fixed: AtomicBool,
+    /// A stack has the TCP connection: what the kernel says of it is the stack's business, who reads it first.
+    pub of_stack: AtomicBool,
     /// Monotonic nanoseconds until which an offer is waited for before it is looked at again.
     pub deadline: AtomicU64,
     /// When it is given up.
@@ -211,6 +219,11 @@ impl Stream {
 
     pub fn fd(&self) -> RawFd {
         self.fd.load(Ordering::Relaxed) as RawFd
+    }
+
+    #[inline]
+    pub fn is_of_stack(&self) -> bool {
+        self.of_stack.load(Ordering::Relaxed)
     }
 }
 
@@ -488,6 +501,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
                 names: AtomicU32::new(0),
                 told: AtomicU32::new(0),
                 fixed: AtomicBool::new(false),
+                of_stack: AtomicBool::new(false),
                 deadline: AtomicU64::new(0),
                 gives_up: AtomicU64::new(0),
                 asked_at: AtomicU64::new(0),
@@ -507,6 +521,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
     stream.nonblocking.store(nonblocking, Ordering::Relaxed);
     stream.names.store(1, Ordering::Relaxed);
     stream.fixed.store(false, Ordering::Relaxed);
+    stream.of_stack.store(false, Ordering::Relaxed);
     stream.put_into(None);
     stream.place.store(std::ptr::null_mut(), Ordering::Release);
     // SAFETY: it has rested: nobody looks at it.

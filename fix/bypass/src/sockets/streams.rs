@@ -29,7 +29,7 @@ pub fn ring(stream: &'static Stream, bell: Bell) {
 
 /// What the kernel says of the TCP connection beside one of ours. An error of it stays there for SO_ERROR.
 pub fn look_at_tcp(stream: &'static Stream) {
-    let Some(link) = stream.link() else { return };
+    let Some(link) = stream.link().filter(|_| !stream.is_of_stack()) else { return };
     match kernel::tcp_end(stream.fd()) {
         Some(Close::Clean) => link.tcp_ended(false),
         Some(Close::Abort) => link.tcp_ended(true),
@@ -357,7 +357,10 @@ pub fn before_close(fd: RawFd) {
     }
     let _quiet = Quiet::begin();
     match entry {
-        Entry::Listener(endpoint) => world::close_rendezvous(*endpoint),
+        Entry::Listener(endpoint) => {
+            world::take_home(fd);
+            world::close_rendezvous(*endpoint);
+        }
         Entry::Set(set) => {
             let other = fds::known(0, fds::MOST).find(|(n, e)| *n != fd && std::ptr::eq(*e, entry));
             match (epoll::numbered(*set).filter(|set| !set.is_forgotten()), other) {

@@ -13,6 +13,7 @@
 mod claims;
 mod client;
 mod hearing;
+mod lending;
 mod meeting;
 
 use std::collections::{HashMap, HashSet};
@@ -32,8 +33,11 @@ use super::fds::{Place, SetId, Stream};
 use super::refusals::Refusals;
 
 pub use claims::{accepted, no_candidate, watched};
+#[cfg(feature = "reactor")]
+pub use client::{borrow, forget_server, give, lent};
 pub use client::{connected, entry_of, is_open, is_still, resolve, withdraw};
 pub use hearing::{introduce, ring};
+pub use lending::{Arrived, accept_lent, ctl_lent, registered, take_home};
 pub use meeting::{
     attend, attend_parked, before_fork, close_rendezvous, leave, listening, no_watch, open_rendezvous, was_met,
 };
@@ -51,6 +55,8 @@ const PATIENCE: Duration = Duration::from_millis(150);
 pub struct Settings {
     pub server: bool,
     pub client: bool,
+    /// A server that lends what it listens at to a stack.
+    pub lends: bool,
     pub rule: Rule,
     /// How long a new connection of ours waits for its server to take it.
     pub patience: Duration,
@@ -74,14 +80,16 @@ impl Settings {
             },
             Err(_) => PATIENCE,
         };
-        Ok(Settings { server, client, rule, patience })
+        let lends = server && std::env::var_os("UNSLOW_BYPASS_OFFLOAD").is_some();
+        Ok(Settings { server, client, lends, rule, patience })
     }
 }
 
 pub static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 pub fn settings() -> &'static Settings {
-    static NONE: Settings = Settings { server: false, client: false, rule: Rule::none(), patience: PATIENCE };
+    static NONE: Settings =
+        Settings { server: false, client: false, lends: false, rule: Rule::none(), patience: PATIENCE };
     SETTINGS.get().unwrap_or(&NONE)
 }
 
@@ -125,6 +133,8 @@ pub struct World {
     /// Connections we accepted that may be offered.
     candidates: HashMap<Ends, &'static Stream>,
     early: Vec<Early>,
+    /// What we listen at, in epoll sets, where it may be lent to a stack.
+    listened: Vec<lending::Listened>,
 }
 
 impl World {

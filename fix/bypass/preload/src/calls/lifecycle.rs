@@ -6,6 +6,7 @@ use libc::{c_int, c_long, sockaddr, socklen_t};
 use unslow_bypass::endpoint;
 use unslow_bypass::sockets::fds::{self, Entry};
 use unslow_bypass::sockets::streams::{before_close, carried, ring};
+use unslow_bypass::sockets::world::Arrived;
 use unslow_bypass::sockets::{epoll, errno, handing, set_errno, wanted, world};
 
 use crate::real;
@@ -38,13 +39,34 @@ pub unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut sockle
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    // SAFETY: passed on as they came; what `accept4` asks of its caller, this call asks of its own.
-    let new = unsafe { real::accept4(fd, addr, len, flags) };
+    let (nonblocking, on_exec) = (flags & libc::SOCK_NONBLOCK != 0, flags & libc::SOCK_CLOEXEC != 0);
+    let lent = matches!(fds::get(fd), Some(Entry::Listener(_))).then(|| world::accept_lent(fd, nonblocking, on_exec));
+    let new = match lent.flatten() {
+        // SAFETY: passed on as they came; what `accept4` asks of its caller, this call asks of its own.
+        None => unsafe { real::accept4(fd, addr, len, flags) },
+        Some(arrived) => {
+            let new = match arrived {
+                Arrived::Carried(new) | Arrived::Tcp(new) => new,
+                Arrived::None => {
+                    set_errno(libc::EAGAIN);
+                    return -1;
+                }
+            };
+            if !addr.is_null() && !len.is_null() {
+                // SAFETY: room for an address of that length, as for `accept4`.
+                unsafe { libc::syscall(libc::SYS_getpeername, new, addr, len) };
+            }
+            if matches!(arrived, Arrived::Carried(_)) {
+                return new;
+            }
+            new
+        }
+    };
     if new >= 0 && fds::get(new).is_some() {
         before_close(new); // it was closed behind our back
     }
     if new >= 0 && matches!(fds::get(fd), Some(Entry::Listener(_))) {
-        world::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
+        world::accepted(new, nonblocking);
     }
     new
 }
@@ -150,6 +172,9 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
             ring(stream, link.shut_write());
         }
         epoll::look_again(stream);
+        if stream.is_of_stack() {
+            return 0; // the stack has bytes to send yet
+        }
     }
     // SAFETY: passed on as they came; what `shutdown` asks of its caller, this call asks of its own.
     unsafe { real::shutdown(fd, how) }

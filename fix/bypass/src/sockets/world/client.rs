@@ -1,5 +1,7 @@
 //! Connections that a client of ours has made: offered to the servers there, until it is known how they go on.
 
+#[cfg(feature = "reactor")]
+use std::os::fd::OwnedFd;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -9,6 +11,8 @@ use crate::endpoint::{self, Endpoint};
 use crate::link::Link;
 use crate::pair::{ASKED, Close, OFFERED, Pair, TAKEN};
 use crate::signals::Quiet;
+#[cfg(feature = "reactor")]
+use crate::sockets::fds::Claim;
 use crate::sockets::fds::{self, Entry, Offer, Place, Stream, state};
 use crate::sockets::{epoll, kernel, now_ns, step_aside, tell};
 
@@ -258,4 +262,65 @@ pub fn withdraw(stream: &'static Stream, how: Close) {
 
 pub fn entry_of(stream: &'static Stream) -> Option<&'static Entry> {
     fds::entry_at(stream.index)
+}
+
+// A stack: a client that hands over what it has accepted for its servers.
+
+/// Meets a server and asks it for what it listens at, at that port; `None` where it cannot be met, or refuses us.
+#[cfg(feature = "reactor")]
+pub fn borrow(path: PathBuf, port: u16) -> Option<&'static Place> {
+    let place = server_at(path)?;
+    channel::say(&place.pair().channel, Kind::Lend, u32::from(port), 0, &[]).ok()?;
+    Some(place)
+}
+
+/// What a server has lent since it was last asked about; an empty place says that nothing is lent any more. `None` when
+/// the server has ended.
+#[cfg(feature = "reactor")]
+pub fn lent(place: &'static Place) -> Option<Vec<Option<OwnedFd>>> {
+    let _quiet = Quiet::begin();
+    let there = hear(place) && place.refused.load(Ordering::Acquire) == 0;
+    let said = place.heard.lock().map(|mut inbox| std::mem::take(&mut *inbox)).unwrap_or_default();
+    there.then(|| {
+        let lent = said.into_iter().filter_map(|(_, _, claim)| match claim {
+            Claim::Lent(listener) => Some(listener),
+            _ => None,
+        });
+        lent.collect()
+    })
+}
+
+/// Hands an accepted connection to its server. Its bytes go by `ring`, a second descriptor of the same socket, from when
+/// the server has taken it. False where it cannot be handed over.
+#[cfg(feature = "reactor")]
+pub fn give(place: &'static Place, socket: RawFd, ring: RawFd) -> bool {
+    let Some(ends) = endpoint::ends_of_server(socket) else { return false };
+    let _quiet = Quiet::begin();
+    let Some((slot, generation)) = place.pair().take_slot() else { return false };
+    let Some((stream, entry)) = fds::new_stream(ring, state::PENDING, true) else { return false };
+    stream.of_stack.store(true, Ordering::Relaxed);
+    if let Ok(mut known) = stream.ends.lock() {
+        *known = Some(ends);
+    }
+    // However busy the server is: nobody else can have it.
+    stream.gives_up.store(u64::MAX, Ordering::Relaxed);
+    stream.deadline.store(now_ns().saturating_add(LOOK_NS), Ordering::Relaxed);
+    place.set_stream(slot, Some(stream));
+    let given = channel::accepted(&place.pair().channel, Some((slot, generation)), socket).is_ok();
+    if !given || !fds::put(ring, Some(entry)) {
+        take_back(place, slot, generation);
+        fds::retire(entry);
+        return false;
+    }
+    if let Ok(mut offers) = stream.offers.lock() {
+        *offers = vec![Offer { place, slot, generation, shown: true }];
+    }
+    true
+}
+
+/// A server has ended, or lends nothing: it is met no more.
+#[cfg(feature = "reactor")]
+pub fn forget_server(place: &'static Place) {
+    world().servers.retain(|known| !std::ptr::eq(*known, place));
+    farewell(place);
 }

@@ -68,13 +68,21 @@ pub fn hear(place: &'static Place) -> bool {
             return true;
         }
         match channel::hear(&place.pair().channel) {
-            Heard::Message(kind @ (Kind::Offer | Kind::Proof), message, mut fds) => {
+            Heard::Message(
+                kind @ (Kind::Offer | Kind::Proof | Kind::Lend | Kind::Accepted | Kind::Listener),
+                message,
+                mut fds,
+            ) => {
                 let claim = match kind {
                     Kind::Offer => Some(Claim::Offered(message.ends())),
+                    Kind::Lend => Some(Claim::Lend),
+                    Kind::Accepted => fds.pop().map(Claim::Accepted),
+                    Kind::Listener => Some(Claim::Lent(fds.pop())),
                     _ => fds.pop().map(Claim::Proven),
                 };
-                // A server has nothing to offer.
-                if let Some(claim) = claim.filter(|_| place.pair().side == Side::Server) {
+                // A server has nothing to offer, and a client nothing to lend.
+                let teller = if kind == Kind::Listener { Side::Server } else { Side::Client };
+                if let Some(claim) = claim.filter(|_| place.pair().side.other() == teller) {
                     inbox.push((message.a, message.b, claim));
                     PARKED.store(true, Ordering::Release);
                 }
@@ -132,7 +140,8 @@ pub fn farewell(place: &'static Place) {
     for stream in place.streams() {
         if let Some(link) = stream.link() {
             streams::look_at_tcp(stream);
-            link.tcp_ended(false);
+            // Bytes that a stack has read, or has not sent yet, are lost with it.
+            link.tcp_ended(stream.is_of_stack());
             epoll::look_again(stream);
         }
     }

@@ -15,6 +15,7 @@ use crate::sockets::{now_ns, step_aside, tell};
 
 use super::claims::{decline, offered, proven};
 use super::hearing::{self, farewell, hear};
+use super::lending;
 use super::{AT_ONCE, Early, Guest, Meeting, World, if_free, local, local_in, settings, world};
 
 /// An offer whose connection was not accepted within this is declined: its client, if it still waits, need not.
@@ -152,6 +153,9 @@ pub fn attend() {
             match claim {
                 Claim::Offered(ends) => offered(world, place, slot, generation, ends),
                 Claim::Proven(socket) => proven(world, place, slot, generation, &socket),
+                Claim::Lend => lending::lend(world, place, slot),
+                Claim::Accepted(socket) => lending::arrived(world, place, slot, generation, socket),
+                Claim::Lent(_) => {}
             }
         }
         if there {
@@ -159,6 +163,7 @@ pub fn attend() {
         } else {
             world.clients.swap_remove(at);
             world.early.retain(|e| !std::ptr::eq(e.place, place));
+            lending::stack_ended(world, place);
             farewell(place);
         }
     }
@@ -203,6 +208,7 @@ pub fn no_watch(set: SetId) {
     let mut world = world();
     world.meetings.retain(|m| m.watch != set);
     world.guests.retain(|g| g.watch != set);
+    lending::no_set(&mut world, set);
     for place in &world.clients {
         if let Ok(mut watch) = place.watch.lock()
             && *watch == Some(set)

@@ -1,5 +1,7 @@
 //! `unslow bypass`: connections of one machine over shared memory.
 
+mod stack;
+
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -28,7 +30,8 @@ const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_prelo
     after_help = "The program replaces this one: same process, same signals, same exit status.\nPrograms \
                   without the preload, or on another machine, use the same port over TCP, at the same time.\n\n\
                   Examples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark \
-                  -p 7777 -t get -c 50\n  unslow bypass ls\n  sudo unslow bypass --sockmap --port 6379      # programs \
+                  -p 7777 -t get -c 50\n  unslow bypass ls\n  unslow bypass \
+                  --offload -- valkey-server --port 7778   # for clients on other machines\n  sudo unslow bypass --sockmap --port 6379      # programs \
                   that cannot be preloaded"
 )]
 pub struct BypassArguments {
@@ -55,9 +58,13 @@ pub struct BypassArguments {
     /// per client
     #[arg(long)]
     huge_pages: bool,
+    /// One more process has the TCP connections of clients on other machines, for all servers started so: the kernel's
+    /// part of each request is its CPU time then. It is started if none runs, and ends with the last server
+    #[arg(long, conflicts_with = "client")]
+    offload: bool,
     /// Start no program: until Ctrl-C, eBPF passes bytes directly between sockets of this machine, for all new
     /// connections of any program. Needs root
-    #[arg(long, conflicts_with_all = ["client", "server", "allow", "wait", "huge_pages", "program"])]
+    #[arg(long, conflicts_with_all = ["client", "server", "allow", "wait", "huge_pages", "offload", "program"])]
     sockmap: bool,
     /// With --sockmap: only connections to this port; may be repeated
     #[arg(long, value_name = "PORT", requires = "sockmap")]
@@ -71,6 +78,8 @@ pub struct BypassArguments {
 enum What {
     /// List the connections that use shared memory now
     Ls,
+    /// Have the TCP connections of all servers that run with --offload, until Ctrl-C
+    Stack(stack::StackArguments),
 }
 
 /// A connection, as its server tells of it.
@@ -138,6 +147,7 @@ impl BypassArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         match &self.what {
             Some(What::Ls) => ls(output),
+            Some(What::Stack(arguments)) => arguments.run(output),
             None if self.sockmap => self.sockmap(output),
             None => self.launch(output),
         }
@@ -184,15 +194,7 @@ impl BypassArguments {
                 // The one process of which it is worth saying that it never was a socket server.
                 command.env("UNSLOW_BYPASS_PID", std::process::id().to_string());
                 if let Some(dir) = &self.dir {
-                    let dir = std::path::absolute(dir)?;
-                    if dir.as_os_str().len() > 80 {
-                        bail!(
-                            "{}: {} bytes; at most 80 are allowed: the path of a unix socket in it must fit into 108",
-                            dir.display(),
-                            dir.as_os_str().len()
-                        );
-                    }
-                    command.env("UNSLOW_BYPASS_DIR", dir);
+                    command.env("UNSLOW_BYPASS_DIR", meeting_directory(dir)?);
                 }
                 if let Some(wait) = self.wait {
                     command.env("UNSLOW_BYPASS_WAIT_MS", wait.as_millis().to_string());
@@ -206,8 +208,14 @@ impl BypassArguments {
                 if output.quiet {
                     command.env("UNSLOW_BYPASS_QUIET", "1");
                 }
+                if self.offload {
+                    command.env("UNSLOW_BYPASS_OFFLOAD", "1");
+                }
                 if self.server || !self.client {
                     self.prepare();
+                }
+                if self.offload {
+                    stack::start(self.dir.as_deref(), &self.allow)?;
                 }
             }
         }
@@ -226,6 +234,19 @@ impl BypassArguments {
         };
         let _ = directories.iter().any(|directory| channel::make_directory(directory, choice).is_ok());
     }
+}
+
+/// A meeting directory as it is given to another process.
+fn meeting_directory(dir: &Path) -> anyhow::Result<PathBuf> {
+    let dir = std::path::absolute(dir)?;
+    let bytes = dir.as_os_str().len();
+    if bytes > 80 {
+        bail!(
+            "{}: {bytes} bytes; at most 80 are allowed: the path of a unix socket in it must fit into 108",
+            dir.display()
+        );
+    }
+    Ok(dir)
 }
 
 /// Why this machine has no huge pages for shared memory, and what to do.

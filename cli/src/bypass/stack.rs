@@ -1,0 +1,131 @@
+//! `unslow bypass stack`: one process for the TCP connections of all servers that run with `--offload`.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use unslow_bypass::channel::{self, Choice, Rule};
+use unslow_bypass::stack::{Census, Stack};
+
+use super::meeting_directory;
+use crate::output::Output;
+
+/// One that was started for a server ends when it has had none for this long.
+const IDLE: Duration = Duration::from_secs(10);
+/// Held in the meeting directory by the one stack that serves there.
+const LOCK: &str = "stack.lock";
+
+#[derive(Args)]
+pub struct StackArguments {
+    /// Which users' servers it serves besides this user's: uid:NUMBER, gid:NUMBER, or any; may be repeated
+    #[arg(long, value_name = "WHO")]
+    allow: Vec<String>,
+    /// Where servers are found [default: /run/unslow-bypass, else /tmp/unslow-bypass]
+    #[arg(long, value_name = "DIRECTORY")]
+    dir: Option<PathBuf>,
+    /// End when there has been no server for ten seconds
+    #[arg(long)]
+    until_idle: bool,
+}
+
+impl StackArguments {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        if self.dir.is_some() || !self.allow.is_empty() {
+            return self.begin_again();
+        }
+        let Some(_lock) = lock()? else {
+            bail!("a stack is running here already; one serves all servers of a meeting directory")
+        };
+        raise_open_files();
+        let stop = unslow_interrupt::guard_quietly(); // it ends within a moment
+        let mut stack = Stack::new().context("cannot start")?;
+        output
+            .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it, and their connections");
+        let (mut before, mut busy_at) = (Census::default(), Instant::now());
+        let (flag, until_idle) = (stop.flag(), self.until_idle);
+        stack.run(&flag, |now| {
+            if now.servers != before.servers {
+                output.note(&match now.servers {
+                    0 => "no server now".to_string(),
+                    1 => "has the connections of 1 server".to_string(),
+                    n => format!("has the connections of {n} servers"),
+                });
+            }
+            if now.servers > 0 {
+                busy_at = Instant::now();
+            }
+            before = now;
+            if until_idle && busy_at.elapsed() > IDLE {
+                flag.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+        })?;
+        Ok(0)
+    }
+
+    /// What is in the environment is read once, and by servers and stack in the same way: so it begins again with it.
+    fn begin_again(&self) -> anyhow::Result<u8> {
+        let allow = self.allow.join(",");
+        Rule::parse(&allow).map_err(|why| anyhow::anyhow!("--allow {why}"))?;
+        let mut command = this_stack()?;
+        command.env("UNSLOW_BYPASS_ALLOW", allow);
+        if let Some(dir) = &self.dir {
+            command.env("UNSLOW_BYPASS_DIR", meeting_directory(dir)?);
+        }
+        if self.until_idle {
+            command.arg("--until-idle");
+        }
+        Err(command.exec()).context("cannot start again")
+    }
+}
+
+fn this_stack() -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("where this program is")?);
+    command.args(["bypass", "stack"]);
+    Ok(command)
+}
+
+/// Ours, until it is dropped; `None` while another stack has it.
+fn lock() -> anyhow::Result<Option<File>> {
+    let mut last = None;
+    let choice = if std::env::var_os("UNSLOW_BYPASS_DIR").is_some() { Choice::Named } else { Choice::Default };
+    for directory in channel::directories() {
+        let file = channel::make_directory(directory, choice)
+            .and_then(|()| File::options().create(true).append(true).open(directory.join(LOCK)));
+        match file {
+            Ok(file) => return Ok(file.try_lock().is_ok().then_some(file)),
+            Err(e) => last = Some((directory, e)),
+        }
+    }
+    match last {
+        Some((directory, e)) => Err(e).with_context(|| format!("{}: cannot be used", directory.display())),
+        None => bail!("no meeting directory"),
+    }
+}
+
+/// Two descriptors a connection.
+fn raise_open_files() {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+}
+
+/// Starts one that outlives this process, unless one is running there: it ends by itself.
+pub fn start(dir: Option<&Path>, allow: &[String]) -> anyhow::Result<()> {
+    let program = std::env::current_exe().context("where this program is")?;
+    // Through a shell, so that the server does not get a child that it knows nothing of.
+    let mut command = Command::new("sh");
+    command.args(["-c", "\"$0\" bypass stack --until-idle </dev/null >/dev/null 2>&1 &"]).arg(program);
+    command.env("UNSLOW_BYPASS_ALLOW", allow.join(","));
+    if let Some(dir) = dir {
+        command.env("UNSLOW_BYPASS_DIR", meeting_directory(dir)?);
+    }
+    let status = command.process_group(0).status().context("cannot start the stack")?;
+    if !status.success() {
+        bail!("cannot start the stack: {status}");
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! `--offload`: a stack has the TCP connections of clients that are not of the server's address, so that the server has
+//! none of the kernel's work and knows of nothing.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use unslow_testkit::{Running, skip, until};
+
+use super::ownership::connected;
+use super::{Carried, Meeting, kill};
+
+/// Loopback with more addresses, all of one machine: to the bypass those of two of them are different ones.
+const ADDRESSES: &str = "import fcntl,socket,struct\n\
+                         s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\n\
+                         fcntl.ioctl(s,0x8914,struct.pack('16sh14x',b'lo',1))\n\
+                         fcntl.ioctl(s,0x8916,struct.pack('16sHH4s8x',b'lo:1',2,0,bytes([10,9,0,1])))";
+const SERVER: [u8; 4] = [10, 9, 0, 1];
+const CLIENT: [u8; 4] = [10, 9, 0, 2];
+
+/// Runs this in a network of its own; skipped without the right to make one.
+fn in_own_network(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        // SAFETY: it concerns this thread alone, and what it starts.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            return skip("it takes root to make a network namespace");
+        }
+        assert!(Command::new("python3").args(["-c", ADDRESSES]).status().unwrap().success());
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+struct Stack(Running);
+
+impl Stack {
+    fn start(meeting: &Meeting) -> Stack {
+        let mut command = meeting.unslow(&["bypass", "stack"]);
+        let stack = Stack(Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()));
+        // The next one is told that it is not alone.
+        until("the stack to be there", || {
+            let refused = meeting.unslow(&["bypass", "stack", "--until-idle"]).output().unwrap();
+            String::from_utf8_lossy(&refused.stderr).contains("running here already")
+        });
+        stack
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.0.id() as i32
+    }
+
+    fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+}
+
+fn server(meeting: &Meeting, name: &str) -> Carried {
+    let more = ["--bind", "10.9.0.1", "127.0.0.1", "--protected-mode", "no"];
+    meeting.server_that(&["--offload"], 7990, name, &more)
+}
+
+/// From another address to the server.
+fn remote() -> TcpStream {
+    let stream =
+        TcpStream::from(OwnedFd::from(connected(SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, 7990)))));
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+fn ask(stream: &mut TcpStream, words: &str, answer: &str) {
+    stream.write_all(words.as_bytes()).unwrap();
+    let mut told = vec![0; answer.len()];
+    stream.read_exact(&mut told).unwrap();
+    assert_eq!(String::from_utf8_lossy(&told), answer);
+}
+
+/// Connections that the stack has.
+fn had(meeting: &Meeting, stack: &Stack) -> usize {
+    let of_stack = |c: &&serde_json::Value| c["client_pid"] == stack.pid();
+    let rows = |server: &serde_json::Value| {
+        server["connections"].as_array().map_or(0, |all| all.iter().filter(of_stack).count())
+    };
+    meeting.listed().iter().map(rows).sum()
+}
+
+/// A connection of a remote client that the stack has.
+fn carried(meeting: &Meeting, stack: &Stack) -> TcpStream {
+    let mut found = None;
+    until("a remote client's connection to be the stack's", || {
+        let mut stream = remote();
+        ask(&mut stream, "PING\r\n", "+PONG\r\n");
+        let is = had(meeting, stack) > 0;
+        found = is.then_some(stream);
+        is
+    });
+    found.unwrap()
+}
+
+/// `*3 SET big VALUE`.
+fn set(value: &[u8]) -> Vec<u8> {
+    let head = format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${}\r\n", value.len());
+    [head.as_bytes(), value, b"\r\n"].concat()
+}
+
+#[test]
+fn a_server_that_lends_its_listener_sees_its_clients_as_they_are() {
+    in_own_network(|| {
+        for name in ["redis-7.0", "valkey-9.1"] {
+            let meeting = Meeting::new();
+            let stack = Stack::start(&meeting);
+            let _server = server(&meeting, name);
+            let mut client = carried(&meeting, &stack);
+            // The address is the client's own.
+            let own = client.local_addr().unwrap();
+            client.write_all(b"CLIENT LIST\r\n").unwrap();
+            let mut row = vec![0; 4096];
+            let n = client.read(&mut row).unwrap();
+            let row = String::from_utf8_lossy(&row[..n]).into_owned();
+            assert!(row.contains(&format!("addr={own} laddr=10.9.0.1:7990 ")), "{name}: {row}");
+            // More than every buffer on the way, in both directions; and what was asked before the end is answered.
+            let value: Vec<u8> = (0..5_000_000u32).map(|n| (n % 251) as u8).collect();
+            client.write_all(&set(&value)).unwrap();
+            ask(&mut client, "", "+OK\r\n");
+            client.write_all(b"GET big\r\nGET big\r\nQUIT\r\n").unwrap();
+            let mut told = Vec::new();
+            client.read_to_end(&mut told).unwrap();
+            let one = [format!("${}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat();
+            let all = [&one[..], &one, b"+OK\r\n"].concat();
+            assert!(told == all, "{name}: {} bytes instead of {}", told.len(), all.len());
+            // A local client of the same server is not the stack's.
+            assert_eq!(had(&meeting, &stack), 0);
+        }
+    });
+}
+
+#[test]
+fn an_end_of_one_direction_is_passed_on_behind_what_came_before_it() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let mut command =
+            meeting.unslow(&["bypass", "--offload", "--", "python3", &super::here("bypass/half_close.py")]);
+        let _server = Running(command.spawn().unwrap());
+        let listens = || std::net::TcpStream::connect(SocketAddr::from((SERVER, 7990))).is_ok();
+        until("the server to listen", listens);
+        let mut client = None;
+        until("a client to be the stack's", || {
+            client = Some(remote());
+            // Whose bytes they are is decided before the first one.
+            client.as_mut().unwrap().write_all(b"!").unwrap();
+            had(&meeting, &stack) > 0
+        });
+        let mut client = client.unwrap();
+        let said: Vec<u8> = (0..3_000_000u32).map(|n| (n % 249) as u8).collect();
+        client.write_all(&said).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut told = Vec::new();
+        client.read_to_end(&mut told).unwrap();
+        assert!(told[0] == b'!' && told[1..] == said, "{} bytes of {}", told.len(), said.len());
+    });
+}
+
+#[test]
+fn a_slow_reader_holds_up_itself_alone_and_costs_no_more_than_its_buffers() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let _server = server(&meeting, "valkey-9.1");
+        let mut other = carried(&meeting, &stack);
+        let memory = || -> u64 {
+            let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", stack.pid())).unwrap();
+            let line = text.lines().find(|line| line.starts_with("Private_Dirty:")).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        };
+        other.write_all(&set(&vec![b'x'; 1_000_000])).unwrap();
+        ask(&mut other, "", "+OK\r\n");
+        let before = memory();
+        let mut slow = remote();
+        slow.write_all(&b"GET big\r\n".repeat(100)).unwrap();
+        // All of it is on its way; it reads a byte of it.
+        slow.read_exact(&mut [0]).unwrap();
+        for _ in 0..1000 {
+            ask(&mut other, "PING\r\n", "+PONG\r\n");
+        }
+        let grown = memory().saturating_sub(before);
+        assert!(grown < 8_000, "{grown} kB for one that does not read 100 MB");
+        let all = 100 * (1_000_000 + "$1000000\r\n\r\n".len());
+        slow.read_exact(&mut vec![0; all - 1]).unwrap();
+    });
+}
+
+#[test]
+fn without_its_stack_a_server_takes_its_clients_itself_and_with_the_next_one_no_more() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let _server = server(&meeting, "valkey-9.1");
+        let mut client = carried(&meeting, &stack);
+        kill(stack.pid(), libc::SIGKILL);
+        // Its own connections end, at once; the next one is the server's.
+        let ended = client.read(&mut [0; 16]);
+        assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+        drop(stack);
+        ask(&mut remote(), "PING\r\n", "+PONG\r\n");
+        let stack = Stack::start(&meeting);
+        let mut client = carried(&meeting, &stack);
+        ask(&mut client, "PING\r\n", "+PONG\r\n");
+    });
+}
+
+#[test]
+fn of_a_server_that_is_killed_nothing_is_left_and_its_successor_is_served() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let first = server(&meeting, "valkey-9.1");
+        drop(carried(&meeting, &stack));
+        until("the connection to be over", || had(&meeting, &stack) == 0);
+        let before = stack.descriptors();
+        // They come and go, some without a word, some with a reset of what they were told.
+        for turn in 0..300 {
+            let mut client = remote();
+            if turn % 3 > 0 {
+                client.write_all(b"PING\r\nPING\r\n").unwrap();
+            }
+            if turn % 3 == 1 {
+                client.read_exact(&mut [0; 14]).unwrap();
+            }
+        }
+        until("all of them to be over", || had(&meeting, &stack) == 0 && stack.descriptors() == before);
+        let mut client = carried(&meeting, &stack);
+        kill(first.pid(), libc::SIGKILL);
+        let ended = client.read(&mut [0; 16]);
+        assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+        drop((first, client));
+        let _second = server(&meeting, "valkey-9.1");
+        ask(&mut carried(&meeting, &stack), "PING\r\n", "+PONG\r\n");
+    });
+}

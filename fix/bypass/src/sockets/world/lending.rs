@@ -1,0 +1,277 @@
+//! What a server listens at, lent to a stack: a process that accepts for it and has the TCP connections.
+//!
+//! ```text
+//!   stack                         channel       server
+//!                                 Lend     ->   the listener leaves the kernel's set, a bell takes its place there
+//!   accepts from it        <-     Listener
+//!   takes a slot           ->     Accepted      rings the bell; the program calls accept and gets this socket
+//! ```
+//!
+//! The socket is the connection's own, so addresses and options are the kernel's. Only the stack reads and writes it:
+//! the server has the bytes in the slot from the first on, so there is no switch in mid-stream. When the stack ends, its
+//! connections end with it, and the listener is back in the set before the next wait returns.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, epoll_event};
+
+use crate::channel::{self, Kind};
+use crate::endpoint::{self, Ends};
+use crate::link::Link;
+use crate::pair::{OFFERED, TAKEN};
+use crate::sockets::epoll::{self, Epoll};
+use crate::sockets::fds::{self, Entry, Place, SetId, state};
+use crate::sockets::kernel;
+
+use super::claims::decline;
+use super::hearing::ring;
+use super::{World, settings, world};
+
+/// A listening socket in an epoll set.
+pub struct Listened {
+    fd: RawFd,
+    set: SetId,
+    /// As the program put it there: events and data.
+    wanted: (u32, u64),
+    /// The program has it in the set.
+    is_in: bool,
+    loan: Option<Loan>,
+}
+
+struct Loan {
+    stack: &'static Place,
+    /// In the set instead of the listener: readable while connections wait.
+    bell: OwnedFd,
+    waiting: VecDeque<Given>,
+}
+
+/// A connection that a stack has accepted for us.
+struct Given {
+    socket: OwnedFd,
+    ends: Ends,
+    /// None where its bytes come over TCP.
+    slot: Option<(u32, u32)>,
+}
+
+/// What an accept of a listener that is lent comes to.
+pub enum Arrived {
+    /// A descriptor whose bytes a stack carries.
+    Carried(RawFd),
+    /// One over TCP.
+    Tcp(RawFd),
+    /// None waits.
+    None,
+}
+
+/// `epoll_ctl` of a listener that is lent: the bell is in its place. `None` where it is not.
+///
+/// # Safety
+/// As of `epoll_ctl`.
+pub unsafe fn ctl_lent(epoll: &Epoll, op: c_int, fd: RawFd, event: *mut epoll_event) -> Option<c_int> {
+    if !settings().lends {
+        return None;
+    }
+    let mut world = world();
+    let listened = world.listened.iter_mut().find(|l| l.fd == fd && l.set == epoll.id())?;
+    let bell = listened.loan.as_ref()?.bell.as_raw_fd();
+    // SAFETY: the caller's.
+    let done = unsafe { kernel::epoll_ctl(epoll.fd(), op, bell, event) };
+    if done == 0 {
+        // SAFETY: the kernel has just read it.
+        unsafe { listened.asked(op, event) };
+    }
+    Some(done)
+}
+
+/// A listener was put into a set, changed there, or taken out.
+///
+/// # Safety
+/// As of `epoll_ctl`, which has just succeeded with these.
+pub unsafe fn registered(set: SetId, op: c_int, fd: RawFd, event: *mut epoll_event) {
+    if !settings().lends {
+        return;
+    }
+    let mut world = world();
+    let at = match world.listened.iter().position(|l| l.fd == fd && l.set == set) {
+        Some(at) => at,
+        None => {
+            world.listened.push(Listened { fd, set, wanted: (0, 0), is_in: false, loan: None });
+            world.listened.len() - 1
+        }
+    };
+    // SAFETY: the caller's.
+    unsafe { world.listened[at].asked(op, event) };
+}
+
+impl Listened {
+    /// # Safety
+    /// As of [`registered`].
+    unsafe fn asked(&mut self, op: c_int, event: *mut epoll_event) {
+        self.is_in = op != libc::EPOLL_CTL_DEL;
+        if self.is_in {
+            // SAFETY: the kernel has read it, which for these it does.
+            let event = unsafe { event.read_unaligned() };
+            self.wanted = (event.events, event.u64);
+        }
+    }
+
+    fn is_at(&self, port: u16) -> bool {
+        matches!(fds::get(self.fd), Some(Entry::Listener(endpoint)) if endpoint.port == port)
+    }
+
+    /// Whether the kernel would have given it a connection to this address.
+    fn takes(&self, ends: &Ends) -> bool {
+        let own = endpoint::name(self.fd, false);
+        own.is_some_and(|own| own.port() == ends.1.port() && (own.ip().is_unspecified() || own.ip() == ends.1.ip()))
+    }
+
+    fn is_lent_to(&self, place: &'static Place) -> bool {
+        self.loan.as_ref().is_some_and(|loan| std::ptr::eq(loan.stack, place))
+    }
+
+    /// It is ours again. What waits without a stack's help is lost with what waits for it: the program knew of neither.
+    fn end_loan(&mut self) {
+        let Some(loan) = self.loan.take() else { return };
+        let Some(epoll) = epoll::numbered(self.set).filter(|_| self.is_in) else { return };
+        // Both for a moment rather than none.
+        epoll.put_for_program(libc::EPOLL_CTL_ADD, self.fd, self.wanted);
+        epoll.put_for_program(libc::EPOLL_CTL_DEL, loan.bell.as_raw_fd(), (0, 0));
+    }
+}
+
+impl Loan {
+    fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes to a descriptor of ours.
+        unsafe { libc::syscall(libc::SYS_write, self.bell.as_raw_fd(), &raw const one, 8) };
+    }
+
+    fn answer(&self) {
+        let mut count = 0u64;
+        // SAFETY: room for eight bytes.
+        unsafe { libc::syscall(libc::SYS_read, self.bell.as_raw_fd(), &raw mut count, 8) };
+    }
+}
+
+/// A stack asks for what listens at a port.
+pub fn lend(world: &mut World, place: &'static Place, port: u32) {
+    let is_free = |l: &&mut Listened| l.loan.is_none() && l.is_in && u16::try_from(port).is_ok_and(|p| l.is_at(p));
+    let mut any = false;
+    for listened in world.listened.iter_mut().filter(is_free).filter(|_| settings().lends) {
+        any |= lend_one(listened, place, port);
+    }
+    if !any {
+        let _ = channel::say(&place.pair().channel, Kind::Listener, port, 0, &[]);
+    }
+}
+
+fn lend_one(listened: &mut Listened, place: &'static Place, port: u32) -> bool {
+    let Some(epoll) = epoll::numbered(listened.set) else { return false };
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_eventfd2, 0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return false;
+    }
+    // SAFETY: just opened, and owned by nothing else.
+    let bell = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+    if !epoll.put_for_program(libc::EPOLL_CTL_ADD, bell.as_raw_fd(), listened.wanted) {
+        return false;
+    }
+    // From here on the program waits for the stack alone.
+    epoll.put_for_program(libc::EPOLL_CTL_DEL, listened.fd, (0, 0));
+    listened.loan = Some(Loan { stack: place, bell, waiting: VecDeque::new() });
+    let said = channel::say(&place.pair().channel, Kind::Listener, port, 0, &[listened.fd]).is_ok();
+    if !said {
+        listened.end_loan();
+    }
+    said
+}
+
+/// A stack has accepted a connection for us.
+pub fn arrived(world: &mut World, place: &'static Place, slot: u32, generation: u32, socket: OwnedFd) {
+    let slot = (generation != 0).then_some((slot, generation));
+    let ends = endpoint::ends_of_server(socket.as_raw_fd()).filter(|_| endpoint::is_tcp(socket.as_raw_fd()));
+    let loan = ends.and_then(|ends| {
+        let listened = world.listened.iter_mut().find(|l| l.is_lent_to(place) && l.takes(&ends))?;
+        Some((listened.loan.as_mut()?, ends))
+    });
+    match (loan, slot) {
+        (Some((loan, ends)), slot) => {
+            loan.waiting.push_back(Given { socket, ends, slot });
+            loan.ring();
+        }
+        // Reset meanwhile, or no connection of this listener.
+        (None, Some((slot, generation))) => decline(place, slot, generation),
+        (None, None) => {}
+    }
+}
+
+/// The next connection at a listener that is lent; `None` where it is not.
+pub fn accept_lent(fd: RawFd, nonblocking: bool, on_exec: bool) -> Option<Arrived> {
+    if !settings().lends {
+        return None;
+    }
+    let mut world = world();
+    let listened = world.listened.iter_mut().find(|l| l.fd == fd && l.loan.is_some())?;
+    let loan = listened.loan.as_mut()?;
+    let place = loan.stack;
+    while let Some(Given { socket, ends, slot }) = loan.waiting.pop_front() {
+        let Some((slot, generation)) = slot else { return Some(Arrived::Tcp(named(socket, on_exec))) };
+        let Some(words) = place.pair().slot(slot) else { continue };
+        // One that ended meanwhile is closed here.
+        if socket.as_raw_fd() as usize >= fds::MOST || !words.advance(generation, OFFERED, TAKEN) {
+            decline(place, slot, generation);
+            continue;
+        }
+        let fd = named(socket, on_exec);
+        let Some((stream, entry)) = fds::new_stream(fd, state::SETTLING, nonblocking) else { continue };
+        stream.of_stack.store(true, Ordering::Relaxed);
+        if let Ok(mut known) = stream.ends.lock() {
+            *known = Some(ends);
+        }
+        epoll::adopt(stream, place, Link::new(place.arc(), slot, generation));
+        place.set_stream(slot, Some(stream));
+        fds::put(fd, Some(entry));
+        if let Some(bell) = place.pair().tell(slot, words) {
+            ring(place, bell);
+        }
+        return Some(Arrived::Carried(fd));
+    }
+    loan.answer();
+    Some(Arrived::None)
+}
+
+/// The descriptor for the program, closed by exec or not.
+fn named(socket: OwnedFd, on_exec: bool) -> RawFd {
+    let fd = socket.into_raw_fd();
+    if !on_exec {
+        // SAFETY: no pointers.
+        unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFD, 0) };
+    }
+    fd
+}
+
+/// A listener is about to be closed: it is lent no more.
+pub fn take_home(fd: RawFd) {
+    if !settings().lends {
+        return;
+    }
+    let mut world = world();
+    for listened in world.listened.extract_if(.., |l| l.fd == fd) {
+        if let Some(loan) = listened.loan {
+            let _ = channel::say(&loan.stack.pair().channel, Kind::Listener, 0, 0, &[]);
+        }
+    }
+}
+
+/// A stack has ended: what was lent to it is ours.
+pub fn stack_ended(world: &mut World, place: &'static Place) {
+    world.listened.iter_mut().filter(|l| l.is_lent_to(place)).for_each(Listened::end_loan);
+}
+
+/// A set is closed.
+pub fn no_set(world: &mut World, set: SetId) {
+    world.listened.retain(|l| l.set != set);
+}
