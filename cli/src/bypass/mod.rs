@@ -105,6 +105,12 @@ struct Refusal {
     times: u64,
 }
 
+/// A stack has the connections of clients elsewhere.
+#[derive(Deserialize)]
+struct Lent {
+    stack_pid: i32,
+}
+
 #[derive(Serialize)]
 struct ServerRow {
     port: u16,
@@ -113,6 +119,8 @@ struct ServerRow {
     pid: i32,
     uid: Option<u32>,
     over_tcp: u32,
+    /// The process that has the connections of clients elsewhere; none without `--offload`, or while no stack runs.
+    stack_pid: Option<i32>,
     problem: Option<String>,
     connections: Vec<Row>,
     refusals: Vec<Refusal>,
@@ -337,13 +345,15 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
         .map(|listing| {
             let (text, problem) =
                 listing.lines.map_or_else(|why| (String::new(), Some(why.to_string())), |text| (text, None));
-            // Each line is one or the other.
+            // Each line is one of these.
             let connections = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             let refusals = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            let lent = text.lines().find_map(|line| serde_json::from_str::<Lent>(line).ok());
+            let stack_pid = lent.map(|lent| lent.stack_pid);
             let uid = (listing.uid != u32::MAX).then_some(listing.uid);
             let endpoint::Endpoint { port, netns } = listing.endpoint;
             let (pid, over_tcp) = (listing.pid, listing.over_tcp);
-            ServerRow { port, netns, pid, uid, over_tcp, problem, connections, refusals }
+            ServerRow { port, netns, pid, uid, over_tcp, stack_pid, problem, connections, refusals }
         })
         .collect();
     if output.json() {
@@ -364,7 +374,9 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
             Some(why) => writeln!(text, "{why}")?,
             None => writeln!(text, "{carried} over shared memory, {tcp} from this machine over TCP")?,
         }
-        if here.is_some_and(|here| here != server.netns) {
+        if let Some(pid) = server.stack_pid {
+            writeln!(text, "  clients elsewhere are those of the stack, pid {pid}")?;
+        } else if here.is_some_and(|here| here != server.netns) {
             writeln!(text, "  in another network namespace ({}): only clients there use shared memory", server.netns)?;
         }
         for refusal in &server.refusals {

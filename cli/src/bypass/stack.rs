@@ -16,6 +16,8 @@ use crate::output::Output;
 
 /// One that was started for a server ends when it has had none for this long.
 const IDLE: Duration = Duration::from_secs(10);
+/// A stack that was killed holds its lock until the kernel has taken it apart.
+const GOING: Duration = Duration::from_secs(1);
 /// Held in the meeting directory by the one stack that serves there.
 const LOCK: &str = "stack.lock";
 
@@ -37,7 +39,9 @@ impl StackArguments {
         if self.dir.is_some() || !self.allow.is_empty() {
             return self.begin_again();
         }
-        let Some(_lock) = lock()? else {
+        // One that a server has started makes way for none, and waits for none.
+        let patience = if self.until_idle { Duration::ZERO } else { GOING };
+        let Some(_lock) = lock(patience)? else {
             bail!("a stack is running here already; one serves all servers of a meeting directory")
         };
         raise_open_files();
@@ -88,21 +92,33 @@ fn this_stack() -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Ours, until it is dropped; `None` while another stack has it.
-fn lock() -> anyhow::Result<Option<File>> {
-    let mut last = None;
+/// Ours, until it is dropped; `None` while another stack has it for so long.
+fn lock(patience: Duration) -> anyhow::Result<Option<File>> {
     let choice = if std::env::var_os("UNSLOW_BYPASS_DIR").is_some() { Choice::Named } else { Choice::Default };
+    let mut last = None;
     for directory in channel::directories() {
         let file = channel::make_directory(directory, choice)
             .and_then(|()| File::options().create(true).append(true).open(directory.join(LOCK)));
         match file {
-            Ok(file) => return Ok(file.try_lock().is_ok().then_some(file)),
+            Ok(file) => return Ok(is_locked(&file, patience).then_some(file)),
             Err(e) => last = Some((directory, e)),
         }
     }
     match last {
         Some((directory, e)) => Err(e).with_context(|| format!("{}: cannot be used", directory.display())),
         None => bail!("no meeting directory"),
+    }
+}
+
+/// One that was killed a moment ago may not be gone yet.
+fn is_locked(file: &File, patience: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return true,
+            Err(_) if begun.elapsed() < patience => std::thread::sleep(Duration::from_millis(20)),
+            Err(_) => return false,
+        }
     }
 }
 

@@ -284,7 +284,7 @@ fn workers_that_are_forked_are_met_themselves() {
 }
 
 /// A process group of its own, ended as a whole: workers outlive a master that is killed.
-struct Family(std::process::Child);
+pub struct Family(pub std::process::Child);
 
 impl Drop for Family {
     fn drop(&mut self) {

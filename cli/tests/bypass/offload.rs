@@ -1,14 +1,16 @@
 //! `--offload`: a stack has the TCP connections of clients that are not of the server's address, so that the server has
 //! none of the kernel's work and knows of nothing.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use unslow_testkit::{Running, skip, until};
 
+use super::carried::Family;
 use super::ownership::connected;
 use super::{Carried, Meeting, kill};
 
@@ -35,22 +37,25 @@ fn in_own_network(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-struct Stack(Running);
+struct Stack {
+    process: Running,
+    /// Open as long as it runs: it goes on to speak.
+    _said: BufReader<ChildStderr>,
+}
 
 impl Stack {
     fn start(meeting: &Meeting) -> Stack {
         let mut command = meeting.unslow(&["bypass", "stack"]);
-        let stack = Stack(Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()));
-        // The next one is told that it is not alone.
-        until("the stack to be there", || {
-            let refused = meeting.unslow(&["bypass", "stack", "--until-idle"]).output().unwrap();
-            String::from_utf8_lossy(&refused.stderr).contains("running here already")
-        });
-        stack
+        let mut stack = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let mut said = BufReader::new(stack.0.stderr.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert!(line.contains("waiting for servers"), "{line}");
+        Stack { process: stack, _said: said }
     }
 
     fn pid(&self) -> i32 {
-        self.0.0.id() as i32
+        self.process.0.id() as i32
     }
 
     fn descriptors(&self) -> usize {
@@ -65,8 +70,12 @@ fn server(meeting: &Meeting, name: &str) -> Carried {
 
 /// From another address to the server.
 fn remote() -> TcpStream {
+    remote_to(7990)
+}
+
+fn remote_to(port: u16) -> TcpStream {
     let stream =
-        TcpStream::from(OwnedFd::from(connected(SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, 7990)))));
+        TcpStream::from(OwnedFd::from(connected(SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, port)))));
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
 }
@@ -112,7 +121,7 @@ fn a_server_that_lends_its_listener_sees_its_clients_as_they_are() {
         for name in ["redis-7.0", "valkey-9.1"] {
             let meeting = Meeting::new();
             let stack = Stack::start(&meeting);
-            let _server = server(&meeting, name);
+            let server = server(&meeting, name);
             let mut client = carried(&meeting, &stack);
             // The address is the client's own.
             let own = client.local_addr().unwrap();
@@ -132,7 +141,63 @@ fn a_server_that_lends_its_listener_sees_its_clients_as_they_are() {
             let all = [&one[..], &one, b"+OK\r\n"].concat();
             assert!(told == all, "{name}: {} bytes instead of {}", told.len(), all.len());
             // A local client of the same server is not the stack's.
-            assert_eq!(had(&meeting, &stack), 0);
+            let mut local = server.connect().unwrap();
+            local.call(&["PING"]).unwrap();
+            let listed = meeting.listed();
+            assert_eq!((had(&meeting, &stack), &listed[0]["stack_pid"]), (0, &stack.pid().into()), "{listed:?}");
+        }
+    });
+}
+
+#[test]
+fn servers_with_threads_and_with_workers_are_served_to_the_byte() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display();
+        let large: Vec<u8> = (0..3_000_000u32).map(|n| (n * 7 + n / 251) as u8).collect();
+        std::fs::write(dir.path().join("large"), &large).unwrap();
+        let conf = format!(
+            "user root; worker_processes 2; daemon off; pid {at}/pid; error_log {at}/error.log;\n\
+             events {{ worker_connections 64; }}\nhttp {{ access_log off; sendfile on; \
+             server {{ listen 10.9.0.1:7991; root {at}; }} }}\n"
+        );
+        std::fs::write(dir.path().join("nginx.conf"), conf).unwrap();
+        let conf = dir.path().join("nginx.conf").display().to_string();
+        let nginx = ["bypass", "--offload", "--", "nginx", "-p", &at.to_string(), "-c", &conf];
+        let mut nginx = meeting.unslow(&nginx);
+        let _nginx = Family(nginx.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn().unwrap());
+        let memcached =
+            ["bypass", "--offload", "--", "memcached", "-u", "root", "-l", "10.9.0.1", "-t", "4", "-p", "7990"];
+        let _memcached = Running(meeting.unslow(&memcached).stderr(Stdio::null()).spawn().unwrap());
+        until("all of them to be the stack's", || {
+            meeting.listed().iter().filter(|server| server["stack_pid"] == stack.pid()).count() == 3
+        });
+        let mut clients: Vec<TcpStream> = (0..20).map(|_| remote()).collect();
+        for turn in 0..20 {
+            for (i, client) in clients.iter_mut().enumerate() {
+                let value = format!("v{i}.{turn}").repeat(50);
+                ask(client, &format!("set k{i} 0 0 {}\r\n{value}\r\n", value.len()), "STORED\r\n");
+                let got = format!("VALUE k{i} 0 {}\r\n{value}\r\nEND\r\n", value.len());
+                ask(client, &format!("get k{i}\r\n"), &got);
+            }
+        }
+        assert_eq!(had(&meeting, &stack), 20);
+        for _ in 0..4 {
+            let mut client = remote_to(7991);
+            for _ in 0..3 {
+                client.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let mut byte = [0];
+                    client.read_exact(&mut byte).unwrap();
+                    head.push(byte[0]);
+                }
+                let mut body = vec![0; large.len()];
+                client.read_exact(&mut body).unwrap();
+                assert!(head.starts_with(b"HTTP/1.1 200") && body == large);
+            }
         }
     });
 }

@@ -409,7 +409,8 @@ impl Stack {
         }
         let Some(connection) = self.connections[number].as_mut() else { return };
         let mut step = connection.pull(&mut self.buffer);
-        if step == Step::Waits {
+        // The ring has room again; that there is more to read is the socket's word.
+        if step == Step::Waits && !connection.up.is_empty() {
             step = connection.push(&mut self.buffer);
         }
         if step == Step::Waits && connection.down.is_done() && connection.is_closed_by_server() {

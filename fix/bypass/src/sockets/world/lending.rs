@@ -266,6 +266,12 @@ pub fn take_home(fd: RawFd) {
     }
 }
 
+/// The process that has what listens at this port.
+pub fn borrower(world: &World, port: u16) -> Option<i32> {
+    let lent = world.listened.iter().find(|l| l.loan.is_some() && l.is_at(port))?;
+    lent.loan.as_ref().map(|loan| loan.stack.pair().peer.0)
+}
+
 /// A stack has ended: what was lent to it is ours.
 pub fn stack_ended(world: &mut World, place: &'static Place) {
     world.listened.iter_mut().filter(|l| l.is_lent_to(place)).for_each(Listened::end_loan);

@@ -223,6 +223,9 @@ fn list(world: &World, endpoint: Endpoint, to: &OwnedFd) {
     use std::io::Write;
     let at_port = |ends: &Ends| ends.1.port() == endpoint.port;
     let mut text = world.refusals.lines(endpoint).into_bytes();
+    if let Some(pid) = lending::borrower(world, endpoint.port) {
+        let _ = writeln!(text, "{{\"stack_pid\":{pid}}}");
+    }
     for place in &world.clients {
         for stream in place.streams() {
             let (Some(link), Ok(ends)) = (stream.link(), stream.ends.lock()) else { continue };

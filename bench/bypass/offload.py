@@ -1,0 +1,157 @@
+"""Servers with and without --offload, clients in another network namespace behind a veth; prints tables. See
+bench/offload.sh.
+
+offload.py UNSLOW NAME=SERVER...   (rounds: ROUNDS, seconds a window: WINDOW)
+
+CPU in us a request, of whole processes. Each round measures both kinds, in an order that changes.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from process import cpu_ns
+
+unslow, servers = sys.argv[1], [a.split("=", 1) for a in sys.argv[2:]]
+ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("WINDOW", "2"))
+HERE, THERE, NETNS = "10.199.0.1", "10.199.0.2", "unslow-offload"
+CGROUPS = "/sys/fs/cgroup/cpu"
+# A fifth of a core, in periods so short that a window has hundreds of them.
+QUOTA, PERIOD = 1000, 5000
+
+
+def run(*words):
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def network():
+    run("ip", "netns", "add", NETNS)
+    run("ip", "link", "add", "unslow-a", "type", "veth", "peer", "name", "unslow-b", "netns", NETNS)
+    for words in (("addr", "add", f"{HERE}/24", "dev", "unslow-a"), ("link", "set", "unslow-a", "up")):
+        run("ip", *words)
+    for words in (("addr", "add", f"{THERE}/24", "dev", "unslow-b"), ("link", "set", "unslow-b", "up"), ("link", "set", "lo", "up")):
+        run("ip", "-n", NETNS, *words)
+
+
+class Server:
+    """One server; under a stack's care if `offload`."""
+
+    def __init__(self, program, port, offload):
+        self.port, self.dir = port, tempfile.mkdtemp()
+        words = [program, "--port", str(port), "--bind", HERE, "--protected-mode", "no", "--save", "", "--dir", self.dir]
+        if offload:
+            words = [unslow, "bypass", "--offload", "--", *words]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.group = f"{CGROUPS}/unslow-offload-{port}"
+        os.makedirs(self.group, exist_ok=True)
+        with open(f"{self.group}/cgroup.procs", "w") as file:
+            file.write(str(self.process.pid))
+
+    def hold(self, quota):
+        for name, value in (("cpu.cfs_period_us", PERIOD), ("cpu.cfs_quota_us", quota)):
+            with open(f"{self.group}/{name}", "w") as file:
+                file.write(str(value))
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait()
+        os.rmdir(self.group)
+
+
+def load(port, *more):
+    command = ["ip", "netns", "exec", NETNS, unslow, "bench", f"redis://{HERE}:{port}", "--yes", "--keep-keys", "--keys", "1000", "--value-size", "64"]
+    return command + ["--mix", "get=1", "--no-preload", "--format", "json", "-q", *more]
+
+
+def window(server, stack, *more, seconds=SECONDS):
+    """A run: its report, us of the server's CPU a request, and of the stack's."""
+    pids = [server.process.pid, stack.pid]
+    before = [cpu_ns(pid) for pid in pids]
+    done = subprocess.run(load(server.port, "--seconds", str(seconds), *more), capture_output=True, text=True, timeout=120)
+    after = [cpu_ns(pid) for pid in pids]
+    report = json.loads(done.stdout)["runs"][0]
+    assert not report["errors"], report["errors"]
+    return report, *((b - a) / report["requests"] / 1e3 for a, b in zip(before, after))
+
+
+def interleaved(direct, offload, stack, *more):
+    """Medians of both: requests/s, p50 us, us a request of server and stack; and the median ratio of requests/s."""
+    found = {"direct": [], "offload": []}
+    for turn in range(ROUNDS):
+        kinds = [("direct", direct), ("offload", offload)]
+        for kind, server in kinds if turn % 2 else kinds[::-1]:
+            report, own, its = window(server, stack, *more)
+            found[kind].append((report["throughput_per_s"], p50(report), own, its))
+    medians = {kind: [statistics.median(column) for column in zip(*rows)] for kind, rows in found.items()}
+    ratios = [b[0] / a[0] for a, b in zip(found["direct"], found["offload"])]
+    return medians["direct"], medians["offload"], statistics.median(ratios), (min(ratios), max(ratios))
+
+
+def p50(report):
+    return report["latency"]["us_p50"]
+
+
+def row(what, found):
+    direct, offload, ratio, (low, high) = found
+    cells = [what, f"{direct[0] / 1e3:.0f}k", f"{offload[0] / 1e3:.0f}k", f"{ratio:.2f} ({low:.2f} to {high:.2f})"]
+    cells += [f"{direct[1]:.0f}", f"{offload[1]:.0f}", f"{direct[2]:.2f}", f"{offload[2]:.2f}", f"{offload[3]:.2f}"]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def fairness(name, direct, offload, other, direct_other, stack):
+    """p99 of 2,000 requests/s on one server, alone and while another one is flooded."""
+    for kind, quiet, loud in (("direct", direct, direct_other), ("offload", offload, other)):
+        alone, flooded = [], []
+        for _ in range(ROUNDS):
+            alone.append(window(quiet, stack, "--rate", "2000")[0]["latency"]["us_p99"])
+            flood = subprocess.Popen(load(loud.port, "-c", "200", "-P", "32", "--seconds", str(SECONDS + 2)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(1)
+            flooded.append(window(quiet, stack, "--rate", "2000")[0]["latency"]["us_p99"])
+            flood.wait()
+        print(f"| {name}, {kind} | {statistics.median(alone):.0f} | {statistics.median(flooded):.0f} |", flush=True)
+
+
+def main():
+    network()
+    stack = subprocess.Popen([unslow, "bypass", "stack"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(1)
+    running, pairs = [], {}
+    try:
+        for i, (name, program) in enumerate(servers):
+            all_of_it = [Server(program, 17900 + 4 * i + n, n % 2 == 1) for n in range(4)]
+            running += all_of_it
+            pairs[name] = all_of_it
+        time.sleep(2)
+        for server in running:
+            fill = [*load(server.port, "--requests", "1"), "--preload"]
+            fill.remove("--no-preload")
+            subprocess.run(fill, check=True, capture_output=True)
+        print("| GET, clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | p50 us, direct | offload | server's CPU us, direct | offload | stack's CPU us |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for name, (direct, offload, *_) in pairs.items():
+            for depth in (1, 16):
+                row(f"{name}, 50 connections, depth {depth}", interleaved(direct, offload, stack, "-c", "50", "-P", str(depth)))
+        for name, (direct, offload, *_) in pairs.items():
+            direct.hold(QUOTA), offload.hold(QUOTA)
+            found = interleaved(direct, offload, stack, "-c", "50")
+            row(f"{name}, a fifth of a core", found)
+            rate = str(int(found[0][0] * 0.7))
+            row(f"{name}, a fifth of a core, {rate} a second", interleaved(direct, offload, stack, "-c", "50", "--rate", rate))
+            direct.hold(-1), offload.hold(-1)
+        print("\n| p99 us of 2,000 GET/s | alone | while another server is flooded (200 connections, depth 32) |\n|---|---|---|")
+        for name, (direct, offload, direct_other, other) in pairs.items():
+            fairness(name, direct, offload, other, direct_other, stack)
+    finally:
+        for server in running:
+            server.end()
+        stack.terminate()
+        stack.wait()
+        subprocess.run(["ip", "netns", "del", NETNS], check=False)
+        subprocess.run(["ip", "link", "del", "unslow-a"], check=False, capture_output=True)
+
+
+main()
