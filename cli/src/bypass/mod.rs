@@ -30,9 +30,9 @@ const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_prelo
     after_help = "The program replaces this one: same process, same signals, same exit status.\nPrograms \
                   without the preload, or on another machine, use the same port over TCP, at the same time.\n\n\
                   Examples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark \
-                  -p 7777 -t get -c 50\n  unslow bypass ls\n  unslow bypass \
-                  --offload -- valkey-server --port 7778   # for clients on other machines\n  sudo unslow bypass --sockmap --port 6379      # programs \
-                  that cannot be preloaded"
+                  -p 7777 -t get -c 50\n  unslow bypass ls\n  unslow bypass --offload -- redis-server --port 7778   \
+                  # clients elsewhere\n  sudo unslow bypass --sockmap --port 6379      # programs that cannot be \
+                  preloaded"
 )]
 pub struct BypassArguments {
     #[command(subcommand)]

@@ -14,12 +14,12 @@ use unslow_bypass::stack::{Census, Stack};
 use super::meeting_directory;
 use crate::output::Output;
 
-/// One that was started for a server ends when it has had none for this long.
+/// One that was started for a server ends when it has had none, nor a connection, for this long;
 const IDLE: Duration = Duration::from_secs(10);
+/// or for this long at the start, when its server may be loading what it had saved.
+const FIRST: Duration = Duration::from_secs(60);
 /// A stack that was killed holds its lock until the kernel has taken it apart.
 const GOING: Duration = Duration::from_secs(1);
-/// Held in the meeting directory by the one stack that serves there.
-const LOCK: &str = "stack.lock";
 
 #[derive(Args)]
 pub struct StackArguments {
@@ -29,7 +29,7 @@ pub struct StackArguments {
     /// Where servers are found [default: /run/unslow-bypass, else /tmp/unslow-bypass]
     #[arg(long, value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
-    /// End when there has been no server for ten seconds
+    /// End when there has been no server and no connection for ten seconds
     #[arg(long)]
     until_idle: bool,
 }
@@ -49,7 +49,7 @@ impl StackArguments {
         let mut stack = Stack::new().context("cannot start")?;
         output
             .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it, and their connections");
-        let (mut before, mut busy_at) = (Census::default(), Instant::now());
+        let (mut before, mut busy_at, mut patience) = (Census::default(), Instant::now(), FIRST);
         let (flag, until_idle) = (stop.flag(), self.until_idle);
         stack.run(&flag, |now| {
             if now.servers != before.servers {
@@ -59,11 +59,11 @@ impl StackArguments {
                     n => format!("has the connections of {n} servers"),
                 });
             }
-            if now.servers > 0 {
-                busy_at = Instant::now();
+            if now.servers + now.connections > 0 {
+                (busy_at, patience) = (Instant::now(), IDLE);
             }
             before = now;
-            if until_idle && busy_at.elapsed() > IDLE {
+            if until_idle && busy_at.elapsed() > patience {
                 flag.store(true, std::sync::atomic::Ordering::Relaxed);
             }
         })?;
@@ -97,8 +97,7 @@ fn lock(patience: Duration) -> anyhow::Result<Option<File>> {
     let choice = if std::env::var_os("UNSLOW_BYPASS_DIR").is_some() { Choice::Named } else { Choice::Default };
     let mut last = None;
     for directory in channel::directories() {
-        let file = channel::make_directory(directory, choice)
-            .and_then(|()| File::options().create(true).append(true).open(directory.join(LOCK)));
+        let file = channel::make_directory(directory, choice).and_then(|()| own_file(directory));
         match file {
             Ok(file) => return Ok(is_locked(&file, patience).then_some(file)),
             Err(e) => last = Some((directory, e)),
@@ -107,6 +106,22 @@ fn lock(patience: Duration) -> anyhow::Result<Option<File>> {
     match last {
         Some((directory, e)) => Err(e).with_context(|| format!("{}: cannot be used", directory.display())),
         None => bail!("no meeting directory"),
+    }
+}
+
+/// A file of this user's in a directory where every user may make files: nobody else's is opened or waited for.
+fn own_file(directory: &Path) -> std::io::Result<File> {
+    use rustix::fs::OFlags;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    let own = rustix::process::geteuid().as_raw();
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut options = File::options();
+    options.create(true).append(true).mode(0o600).custom_flags(flags);
+    let file = options.open(directory.join(format!("stack.{own}.lock")))?;
+    let found = file.metadata()?;
+    match found.is_file() && found.uid() == own {
+        true => Ok(file),
+        false => Err(std::io::Error::other(format!("stack.{own}.lock in it is not this user's"))),
     }
 }
 

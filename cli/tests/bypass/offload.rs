@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStderr, Command, Stdio};
 use std::time::Duration;
@@ -74,8 +74,7 @@ fn remote() -> TcpStream {
 }
 
 fn remote_to(port: u16) -> TcpStream {
-    let stream =
-        TcpStream::from(OwnedFd::from(connected(SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, port)))));
+    let stream = TcpStream::from(connected(SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, port))));
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
 }
@@ -202,30 +201,71 @@ fn servers_with_threads_and_with_workers_are_served_to_the_byte() {
     });
 }
 
+/// A client of a server that says nothing before it was asked, when the stack has it; with the guard of the server.
+fn carried_of(meeting: &Meeting, stack: &Stack, script: &str) -> (Running, TcpStream) {
+    let mut command = meeting.unslow(&["bypass", "--offload", "--", "python3", &super::here(script)]);
+    let server = Running(command.spawn().unwrap());
+    until("the server to be the stack's", || meeting.listed().iter().any(|server| server["stack_pid"] == stack.pid()));
+    let client = remote();
+    until("a client to be the stack's", || had(meeting, stack) > 0);
+    (server, client)
+}
+
 #[test]
 fn an_end_of_one_direction_is_passed_on_behind_what_came_before_it() {
     in_own_network(|| {
         let meeting = Meeting::new();
         let stack = Stack::start(&meeting);
-        let mut command =
-            meeting.unslow(&["bypass", "--offload", "--", "python3", &super::here("bypass/half_close.py")]);
-        let _server = Running(command.spawn().unwrap());
-        let listens = || std::net::TcpStream::connect(SocketAddr::from((SERVER, 7990))).is_ok();
-        until("the server to listen", listens);
-        let mut client = None;
-        until("a client to be the stack's", || {
-            client = Some(remote());
-            // Whose bytes they are is decided before the first one.
-            client.as_mut().unwrap().write_all(b"!").unwrap();
-            had(&meeting, &stack) > 0
-        });
-        let mut client = client.unwrap();
+        let (_server, mut client) = carried_of(&meeting, &stack, "bypass/half_close.py");
         let said: Vec<u8> = (0..3_000_000u32).map(|n| (n % 249) as u8).collect();
         client.write_all(&said).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         let mut told = Vec::new();
         client.read_to_end(&mut told).unwrap();
-        assert!(told[0] == b'!' && told[1..] == said, "{} bytes of {}", told.len(), said.len());
+        assert!(told == said, "{} bytes of {}", told.len(), said.len());
+    });
+}
+
+#[test]
+fn what_a_server_has_written_before_it_ended_is_read_to_the_end() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let (mut server, mut client) = carried_of(&meeting, &stack, "bypass/leaves.py");
+        client.write_all(b"!").unwrap();
+        // It reads when the server has been gone for a while.
+        until("the server to be gone", || server.0.try_wait().unwrap().is_some());
+        let mut told = Vec::new();
+        client.read_to_end(&mut told).unwrap();
+        assert_eq!(told.len(), 1 << 20);
+        assert!(told.iter().enumerate().all(|(n, byte)| usize::from(*byte) == n % 247));
+    });
+}
+
+#[test]
+fn clients_that_are_gone_before_their_server_took_them_leave_nothing() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let server = server(&meeting, "valkey-9.1");
+        drop(carried(&meeting, &stack));
+        until("the connection to be over", || had(&meeting, &stack) == 0);
+        let before = stack.descriptors();
+        kill(server.pid(), libc::SIGSTOP);
+        // More than a stack keeps for a server that takes none: the others wait in the kernel's queue.
+        for turn in 0..300 {
+            let client = remote();
+            if turn % 2 == 0 {
+                let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+                let (at, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as libc::socklen_t);
+                // SAFETY: a live `linger` of `len` bytes.
+                let set = unsafe { libc::setsockopt(client.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, at, len) };
+                assert_eq!(set, 0);
+            }
+        }
+        kill(server.pid(), libc::SIGCONT);
+        until("all of them to be over", || had(&meeting, &stack) == 0 && stack.descriptors() == before);
+        ask(&mut carried(&meeting, &stack), "PING\r\n", "+PONG\r\n");
     });
 }
 

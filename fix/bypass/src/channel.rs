@@ -49,8 +49,8 @@ pub enum Kind {
     Proof = 8,
     /// A stack: asks for what the server listens at, at port `a`.
     Lend = 9,
-    /// Server: a listening socket, which the stack accepts from as long as the channel is open; without one there is
-    /// nothing to lend, or nothing any more.
+    /// Server: what it lends. `b` is [`LENT`], with the listening socket, from which the stack accepts as long as the
+    /// channel is open; [`NOT_NOW`], also when it takes back all it has lent; or [`NEVER`].
     Listener = 10,
     /// A stack: a connection that it has accepted, with its socket. Its bytes come in slot `a` with generation `b`;
     /// where `b` is 0 they come over TCP.
@@ -61,6 +61,13 @@ pub enum Kind {
 pub const REFUSED_USER: u32 = 1;
 /// The other side speaks another version.
 pub const REFUSED_VERSION: u32 = 2;
+
+/// Nothing is lent now.
+pub const NOT_NOW: u32 = 0;
+/// This server lends nothing to this stack.
+pub const NEVER: u32 = 1;
+/// A listening socket comes with the message.
+pub const LENT: u32 = 2;
 
 /// A message, all of it in one packet.
 #[derive(Clone, Copy, Debug, Default)]

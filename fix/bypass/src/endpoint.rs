@@ -59,6 +59,17 @@ pub fn own_netns() -> Option<u64> {
     netns(socket.as_raw_fd())
 }
 
+/// Whether it is a TCP socket that listens, and whose `accept` never waits.
+pub fn takes_at_once(socket: RawFd) -> bool {
+    let mut listens: libc::c_int = 0;
+    let (at, size) = ((&raw mut listens).cast(), size_of::<libc::c_int>());
+    // SAFETY: the four bytes of a number.
+    let known = unsafe { read_option(socket, libc::SO_ACCEPTCONN, at, size) };
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::syscall(libc::SYS_fcntl, socket, libc::F_GETFL, 0) } as libc::c_int;
+    known.is_ok() && listens == 1 && is_tcp(socket) && flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
 /// Whether it is a TCP socket. Sockets of UDP, SCTP and MPTCP can have the addresses of a TCP connection without being
 /// it.
 pub fn is_tcp(socket: RawFd) -> bool {

@@ -181,6 +181,10 @@ impl Eye {
                 Some(link) => {
                     if link.peer != peer || link.target != *target {
                         (link.peer, link.target, link.dial_at) = (peer, *target, 0);
+                        // What it owes was another server's debt.
+                        if link.is_told_owing {
+                            link.is_told_owing = !tell_owing(self.owing.as_ref(), Owing::Over(node));
+                        }
                         self.hang_up(io, node);
                     }
                 }
@@ -321,8 +325,8 @@ impl Eye {
         let Some(link) = self.links.get_mut(&node) else { return };
         link.given_up = 0;
         let owed_us = link.owes_since.map_or(0, |since| (now - since) / 1000);
-        if std::mem::take(&mut link.is_told_owing) {
-            tell_owing(self.owing.as_ref(), Owing::Over(node));
+        if link.is_told_owing {
+            link.is_told_owing = !tell_owing(self.owing.as_ref(), Owing::Over(node));
         }
         // What was sent behind it is served from now on.
         link.owes_since = (!link.asked.is_empty()).then_some(now);
@@ -464,8 +468,11 @@ impl Link {
         self.deep_at.is_some_and(|at| now - at < DEEP)
     }
 
-    /// Whether it took a connection and has owed an answer for as long as makes a stall.
+    /// Whether it took a connection and has owed a short answer for as long as makes a stall.
     fn is_kept_waiting(&self, now: u64) -> bool {
+        if matches!(self.asked.front(), Some((Question::Info, _))) {
+            return false; // the PING before it was answered
+        }
         let is_reached = self.opened || self.away.as_ref().is_some_and(|(away, _)| away.silent);
         is_reached && self.owes_since.is_some_and(|since| now - since >= STALL_US * 1000)
     }
@@ -542,11 +549,9 @@ impl Handler for Eye {
     }
 }
 
-/// Where there is no room, a look is left out.
-fn tell_owing(told: Option<&SyncSender<Owing>>, word: Owing) {
-    if let Some(told) = told {
-        let _ = told.try_send(word);
-    }
+/// False where there is no room: a look is left out, or the end is told with the next answer.
+fn tell_owing(told: Option<&SyncSender<Owing>>, word: Owing) -> bool {
+    told.is_none_or(|told| told.try_send(word).is_ok())
 }
 
 /// Both clocks, now.

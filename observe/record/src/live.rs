@@ -78,6 +78,9 @@ struct Drawn {
     paid: Paid,
 }
 
+/// The first look at a process may be so much earlier than what is told of its silence: clocks are read at both.
+const EARLIER_MS: u64 = 1_000;
+
 /// One INFO, and what came before it.
 struct Second {
     at: Stamp,
@@ -337,8 +340,8 @@ impl Watched {
             let began = (place(*ended) - (stall.us / 1000) as i64).max(start_ms);
             node.pings.push(((began - start_ms) as u32, u32::try_from(stall.us).unwrap_or(u32::MAX)));
         }
-        let standing = self.standing.as_ref().filter(|(told, _)| age_ms(*told) <= window_ms as u64);
-        node.standing = standing.map(|(_, standing)| standing.clone());
+        let is_recent = |told: &u64| age_ms(*told) <= window_ms as u64;
+        node.standing = self.standing.as_ref().filter(|(told, _)| is_recent(told)).map(|(_, seen)| seen.clone());
         // One that owes an answer: it takes at least that long.
         let owed_ms = self.seconds.back().map_or(0, |last| age_ms(last.at.mono_ms));
         if owed_ms > self.usual_ms() * 2 {
@@ -351,6 +354,10 @@ impl Watched {
         node.rtt = rtt.unwrap_or_default();
         if let Some(away) = &self.away {
             node.silent_ms = away.silent.then(|| unix(now.wall_ms).saturating_sub(away.since_ms));
+            // What was seen of its process belongs to this silence, for as long as it lasts; not a stall before it.
+            let begins = |seen: &Standing| seen.at_ms.saturating_sub(seen.span_ms);
+            let of_it = |seen: &&Standing| away.silent && begins(seen) + EARLIER_MS >= away.since_ms;
+            node.standing = self.standing.as_ref().map(|(_, seen)| seen).filter(of_it).cloned();
             (node.unreachable, node.away) = (Some(format!("{}: {}", self.address, away.why)), Some(away.lack));
             // Who was connected then is not known to be connected now.
             node.clients = Seen::No(Gap::new(away.lack, "the server does not answer", ""));

@@ -15,27 +15,30 @@ use crate::notes::{NodeNumber, Note, Owing, Saw, Waiting};
 
 /// Words that may wait: a tick of a thousand servers that stand.
 pub const WORDS: usize = 1024;
-/// What was seen is told after so many looks, though the answer is still owed: five seconds;
+/// What was seen is told after so many looks, though the answer is still owed: five seconds where it is asked ten times
+/// a second;
 const TOLD_AFTER: u32 = 50;
 /// from then on one word in so many is looked at,
 const RARELY: u32 = 10;
 /// and it is told again after so many more: a minute.
 const TOLD_AGAIN: u32 = 60;
 
-/// Which process a node's server is, where it runs on this machine.
+/// Which process a node's server is, where it runs on this machine: its first look comes with the process's start, so
+/// that a later process of the same number is not taken for it.
 #[derive(Clone, Default)]
-pub struct Processes(Arc<Mutex<HashMap<NodeNumber, u32>>>);
+pub struct Processes(Arc<Mutex<HashMap<NodeNumber, Looks>>>);
 
 impl Processes {
     /// What a look at the machine found.
     pub fn found(&self, nodes: impl Iterator<Item = (NodeNumber, String)>, host: &Host) {
         let of = |address: &String| host.processes.iter().find(|process| process.addresses.contains(address));
-        let all = nodes.filter_map(|(number, address)| Some((number, of(&address)?.pid))).collect();
+        let all = nodes.filter_map(|(number, address)| Some((number, Looks::at(of(&address)?.pid)?))).collect();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = all;
     }
 
-    fn of(&self, number: NodeNumber) -> Option<u32> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
+    /// No look yet, at that process.
+    fn of(&self, number: NodeNumber) -> Option<Looks> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 }
 
@@ -48,14 +51,14 @@ struct Stood {
 }
 
 impl Stood {
-    /// Looks, unless it has been looked at often; what is to be told by now. `pid` is its process, as far as is known.
-    fn still(&mut self, pid: Option<u32>) -> Option<Standing> {
+    /// Looks, unless it has been looked at often; what is to be told by now. `process` as far as it is known.
+    fn still(&mut self, process: Option<Looks>) -> Option<Standing> {
         self.words = self.words.saturating_add(1);
         if self.words > TOLD_AFTER && !self.words.is_multiple_of(RARELY) {
             return None;
         }
         if self.looks.is_none() {
-            self.looks = pid.and_then(Looks::at);
+            self.looks = process;
         }
         let looks = self.looks.as_mut()?;
         if !looks.look() {
@@ -122,11 +125,12 @@ mod tests {
 
     #[test]
     fn a_hang_is_told_while_it_lasts_but_more_rarely() {
-        let (mut stood, pid) = (Stood::default(), Some(std::process::id()));
+        let (mut stood, own) = (Stood::default(), Looks::at(std::process::id()));
         assert!(stood.still(None).is_none(), "its process is not known yet");
         stood.words = 0;
         let words = TOLD_AFTER + 2 * TOLD_AGAIN * RARELY;
-        let told: Vec<u32> = (0..words).filter_map(|_| stood.still(pid)).map(|standing| standing.looks).collect();
+        let told: Vec<u32> =
+            (0..words).filter_map(|_| stood.still(own.clone())).map(|standing| standing.looks).collect();
         assert_eq!(told, [TOLD_AFTER, TOLD_AFTER + TOLD_AGAIN, TOLD_AFTER + 2 * TOLD_AGAIN]);
     }
 }

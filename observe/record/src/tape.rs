@@ -373,7 +373,8 @@ impl NodeTape<'_> {
         }
         (node.series, node.pings) = (trail.points, trail.pings);
         around.stalls(&mut node);
-        node.standing = around.standing();
+        let away = absence.as_ref().map(|absence| i64::try_from(absence.away.since_ms).unwrap_or(0)..absence.until_ms);
+        node.standing = around.standing(away.as_ref().unwrap_or(window));
         let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
         if let Some(rtt) = Rtt::of(&times) {
             node.rtt = Seen::yes(rtt, "PING", unix(window.end));
@@ -461,11 +462,15 @@ impl<'a> Around<'a> {
         node.pings.sort_unstable();
     }
 
-    /// What was seen of its process for the longest time, of what reaches into the window.
-    fn standing(&self) -> Option<Standing> {
+    /// What was seen of its process in that time, for as long as possible: of a node that is away only what belongs to
+    /// its absence, not a stall before it.
+    fn standing(&self, within: &Range<i64>) -> Option<Standing> {
         let reaches = |(at, seen): &(i64, Standing)| {
             let span_ms = i64::try_from(seen.span_ms).unwrap_or(i64::MAX);
-            *at >= self.window.start && at.saturating_sub(span_ms) < self.window.end
+            // In an absence from the first look on; in a window, which is cut out, as far as it reaches in.
+            let begins = at.saturating_sub(span_ms);
+            let is_in = within == self.window || begins >= within.start - ABSENT_MS;
+            is_in && *at >= within.start && begins < within.end
         };
         let all = of_kind::<Standing>(self.events, STANDING).filter(reaches);
         all.map(|(_, seen)| seen).max_by_key(|seen| seen.span_ms)

@@ -161,6 +161,25 @@ fn a_silence_within_a_window_is_told_with_its_length() {
 }
 
 #[test]
+fn what_a_process_did_is_told_of_the_time_it_was_seen_in() {
+    let mut rig = Rig::new();
+    let standing = |looks, span_ms| {
+        Saw::Standing(Box::new(unslow_facts::Standing { looks, span_ms, ..unslow_facts::Standing::default() }))
+    };
+    rig.healthy(0..20);
+    rig.saw(10, standing(3, 200));
+    rig.saw(26, away(Lack::Answer, 20));
+    rig.saw(31, standing(50, 5_000));
+    rig.saw(50, Saw::Away(None));
+    rig.healthy(50..90);
+    let looks = |from, to| rig.node(from, to).standing.map(|standing| standing.looks);
+    assert_eq!(looks(5, 20), Some(3));
+    assert_eq!(looks(15, 25), None, "of the hang nothing was seen by then, and the stall is another matter");
+    assert_eq!(looks(0, 90), Some(50));
+    assert_eq!(looks(60, 90), None);
+}
+
+#[test]
 fn a_time_in_which_nobody_recorded_is_not_a_healthy_one() {
     let mut rig = Rig::new();
     rig.healthy(0..10);

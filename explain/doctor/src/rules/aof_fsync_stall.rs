@@ -16,7 +16,7 @@
 //! Sources: INFO aof_delayed_fsync; LATENCY aof-write-pending-fsync, aof-fsync-always; redis #10287.
 
 use super::prelude::*;
-use super::standing::stood;
+use super::standing::stood_waiting;
 
 pub const TITLE: &str = "AOF fsync stall";
 pub const LEADS_TO: &[&str] = &["node_timeout_margin", "replica_lag"];
@@ -74,7 +74,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let subjects =
         |now: bool| rows.iter().filter(|w| w.costs_now() == now).map(|w| w.node.address.clone()).collect::<Vec<_>>();
     match rows.first() {
-        Some(w) if w.costs_now() => stood(now(facts, w), w.node).on(subjects(true)).into(),
+        Some(w) if w.costs_now() => stood_waiting(now(facts, w), w.node).on(subjects(true)).into(),
         Some(w) => past(facts, w).on(subjects(false)).into(),
         None => nothing(&with),
     }

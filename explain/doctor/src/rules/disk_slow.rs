@@ -25,7 +25,7 @@ use unslow_facts::{Disk, Host};
 
 use super::noisy_neighbour::SEE_HOST;
 use super::prelude::*;
-use super::standing::stood;
+use super::standing::stood_waiting;
 
 pub const TITLE: &str = "Slow disk";
 pub const LEADS_TO: &[&str] = &["fsync_always", "aof_fsync_stall"];
@@ -77,7 +77,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let all = by_worst(all, Below::ms);
     let rows: Vec<&Below<'_>> = all.iter().filter(|b| b.is_slow()).collect();
     if let Some(worst) = rows.first() {
-        return stood(found(worst), worst.node).on(rows.iter().map(|b| b.node.address.as_str())).into();
+        return stood_waiting(found(worst), worst.node).on(rows.iter().map(|b| b.node.address.as_str())).into();
     }
     if all.len() < with.len() {
         return Verdict::unknown(Lack::Host, "the disk: a server's machine could not be inspected", SEE_HOST);

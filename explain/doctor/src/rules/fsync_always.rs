@@ -26,7 +26,7 @@
 //! persistence documentation.
 
 use super::prelude::*;
-use super::standing::stood;
+use super::standing::stood_waiting;
 
 pub const TITLE: &str = "Every write waits for the disk";
 pub const LEADS_TO: &[&str] = &["aof_fsync_stall", "node_timeout_margin"];
@@ -87,7 +87,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let timed = by_worst(timed.collect(), |w: &&Waits<'_>| w.cost_ms);
     let rows: Vec<&&Waits<'_>> = timed.iter().filter(|w| w.hurts()).collect();
     if let Some(worst) = rows.first() {
-        return stood(found(facts, worst), worst.node).on(rows.iter().map(|w| w.node.address.as_str())).into();
+        return stood_waiting(found(facts, worst), worst.node).on(rows.iter().map(|w| w.node.address.as_str())).into();
     }
     if let Some(node) = with.iter().find(|n| n.setting("appendfsync").is_none()) {
         let gap = node.config.missing().map(|g| g.of(&format!("appendfsync of {}", node.address)));

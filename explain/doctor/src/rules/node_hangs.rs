@@ -14,9 +14,9 @@
 //! same while it lasts, and so does CLIENT PAUSE without WRITE (`paused`); and if none of several nodes answers,
 //! something in between that accepts every connection (a proxy, a load balancer) looks the same too.
 //!
-//! Proven when unslow, or a recorder, runs on the server's machine and the kernel says that the process was stopped
-//! each time it was looked at while it owed an answer (T, or t under a debugger). Another state, and the function of
-//! the kernel that it waits in, are told as evidence.
+//! Proven when unslow, or a recorder, runs on the server's machine and the kernel says that the process was stopped by
+//! a signal (T) at every look while it owed an answer, three at least. Any other state, and the kernel function that it
+//! waits in, are evidence; a debugger (t) may have been attached to find out why it hangs.
 //!
 //! It began when the server was last heard from: by unslow in the window, by its peers (CLUSTER NODES, pong-received),
 //! its replicas (master_last_io_seconds_ago) or its Sentinels (last-ok-ping-reply).
@@ -27,7 +27,7 @@
 
 use super::peers::{self, Stake};
 use super::prelude::*;
-use super::standing::stood;
+use super::standing;
 use super::takeover;
 use crate::Affected;
 use unslow_facts::ThreadState;
@@ -82,10 +82,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let mut finding = Finding::new(format!(
         "{kind}{} accepts connections and says nothing: its process is {}{others}",
         node.address,
-        match stopped(node) {
-            Some(by) => format!("stopped by a {by}"),
-            None => "stopped or busy with one thing".into(),
-        }
+        if is_stopped(node) { "stopped by a signal" } else { "stopped or busy with one thing" }
     ))
     .on(silent.iter().map(|(n, ..)| n.address.as_str()));
     finding = cost(finding, facts, view, &silent, lost);
@@ -93,14 +90,14 @@ pub fn check(facts: &Facts) -> Verdict {
         finding = finding.since(at_ms);
     }
     let witness = facts.live().find(|n| peers::answers(n));
-    finding = sure(finding, facts, node, witness);
+    finding = sure(finding, facts, &silent, witness);
     finding = finding.saw_then(
         node,
         "PING",
         format!("connected, no reply within {:.1} s", *waited_ms as f64 / 1000.0),
         facts.at_ms,
     );
-    finding = stood(finding, node);
+    finding = standing::with(finding, node, |_| true);
     if let Some((asked, row)) = cluster.as_ref().and_then(|(asked, view)| Some((asked, peers::row(view, node)?))) {
         finding = finding.saw(
             asked,
@@ -154,21 +151,27 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent: &[S
     }
 }
 
-/// What stopped its process, where that was seen at every look while it owed an answer.
-fn stopped(node: &Node) -> Option<&'static str> {
-    match node.standing.as_ref()?.only_state()? {
-        ThreadState::Stopped => Some("signal"),
-        ThreadState::Traced => Some("debugger"),
-        _ => None,
-    }
+/// Looks that prove something: one or two are a moment.
+const LOOKS: u32 = 3;
+
+/// Whether a signal stopped its process, at every look while it owed an answer. A debugger may have come to see why it
+/// hangs, and so proves nothing.
+fn is_stopped(node: &Node) -> bool {
+    let seen = node.standing.as_ref().filter(|standing| standing.looks >= LOOKS);
+    seen.is_some_and(|standing| standing.only_state() == Some(ThreadState::Stopped))
 }
 
-fn sure(finding: Finding, facts: &Facts, node: &Node, witness: Option<&Node>) -> Finding {
+fn sure(finding: Finding, facts: &Facts, silent: &[Silent], witness: Option<&Node>) -> Finding {
     let seen = "two connections were made, so its machine is up; no reply came on either";
-    if let (Some(standing), Some(_)) = (&node.standing, stopped(node)) {
+    let first = silent.first().and_then(|(node, ..)| node.standing.as_ref());
+    if let Some(standing) = first.filter(|_| silent.iter().all(|(node, ..)| is_stopped(node))) {
+        let others = if silent.len() > 1 { ", and the same of the others" } else { "" };
         return finding.proven(format!(
-            "the kernel of its machine says that process {} was stopped, at each of {} looks while it owed an answer",
-            standing.pid, standing.looks
+            "the kernel of its machine says that process {} was stopped at each of {} looks within {} while it owed an \
+             answer{others}",
+            standing.pid,
+            standing.looks,
+            time_us(standing.span_ms as f64 * 1000.0)
         ));
     }
     match witness {
@@ -193,13 +196,16 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent:
             "a master that wakes up after its replica was promoted serves stale data for a moment"
         }
     };
-    let mut finding = match (&node.standing, stopped(node)) {
-        (Some(standing), Some(_)) => finding.fix(
-            "On its machine, let the process go on, unless a debugger holds it (TracerPid is another number than 0)",
-            &[
-                &format!("grep -E 'State|TracerPid' /proc/{}/status", standing.pid),
-                &format!("kill -CONT {}", standing.pid),
-            ],
+    let mut finding = match &node.standing {
+        Some(standing) if is_stopped(node) => finding.fix(
+            "On its machine, resume the process, once it is known what stopped it",
+            &[&format!("kill -CONT {}", standing.pid)],
+            risk,
+            "",
+        ),
+        Some(standing) if standing.only_state() == Some(ThreadState::Traced) => finding.fix(
+            "A debugger holds the process: detach it (TracerPid is its process)",
+            &[&format!("grep TracerPid /proc/{}/status", standing.pid)],
             risk,
             "",
         ),
@@ -228,4 +234,60 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent:
             "restore the old limits",
         )
         .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::{Doing, Standing};
+    use unslow_topology::Role;
+
+    use super::super::made::said;
+    use super::*;
+    use crate::Confidence;
+
+    /// A standalone server that says nothing, seen in these states, each so often.
+    fn silent(seen: &[(ThreadState, u32)]) -> Facts {
+        let doing = |(state, looks): &(ThreadState, u32)| Doing {
+            state: *state,
+            wait_channel: None,
+            stack: Vec::new(),
+            looks: *looks,
+        };
+        let standing = Standing {
+            pid: 77,
+            looks: seen.iter().map(|(_, looks)| looks).sum(),
+            seen: seen.iter().map(doing).collect(),
+            ..Standing::default()
+        };
+        let standing = (!seen.is_empty()).then_some(standing);
+        let node = Node { silent_ms: Some(3000), standing, ..Node::new("10.0.0.1:6379", Role::Unknown) };
+        Facts { nodes: vec![node], ..Facts::of_nothing("redis://10.0.0.1") }
+    }
+
+    #[test]
+    fn only_a_process_that_a_signal_stopped_at_every_look_is_proven_to_be_stopped() {
+        use ThreadState::{Runnable, Stopped, Traced, Uninterruptible};
+        let stopped = said(check(&silent(&[(Stopped, 5)])));
+        assert_eq!(stopped.confidence, Confidence::Proven);
+        assert!(stopped.title.ends_with("stopped by a signal"), "{}", stopped.title);
+        assert!(stopped.remedies[0].commands[0].contains("kill -CONT 77"), "{:?}", stopped.remedies);
+        let others: [&[(ThreadState, u32)]; 6] = [
+            &[],
+            &[(Stopped, 2)],
+            &[(Stopped, 9), (Runnable, 1)],
+            &[(Traced, 5)],
+            &[(Uninterruptible, 5)],
+            &[(Runnable, 5)],
+        ];
+        for seen in others {
+            let found = said(check(&silent(seen)));
+            assert_ne!(found.confidence, Confidence::Proven, "{seen:?}");
+            assert!(found.title.ends_with("stopped or busy with one thing"), "{seen:?}: {}", found.title);
+            assert!(!found.remedies[0].commands[0].contains("kill"), "{seen:?}");
+        }
+        // What was seen of one proves nothing of another.
+        let mut two = silent(&[(Stopped, 5)]);
+        two.nodes.extend(silent(&[]).nodes.into_iter().map(|n| Node { address: "10.0.0.2:6379".into(), ..n }));
+        assert_ne!(said(check(&two)).confidence, Confidence::Proven);
+    }
 }

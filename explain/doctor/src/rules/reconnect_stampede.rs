@@ -6,10 +6,10 @@
 //! time out in the middle of their handshake and try again.
 //!
 //! Seen when: within a second or two of the window over 50 connections arrived, at least ten times as many a second as
-//! in the rest of it, and they are at least 30 % of the clients; when the window ends, at least half as many clients
-//! that came in it are still connected (or half of all clients, if those are fewer), and at least one for every four
-//! connections of the wave; and the number of clients did not grow with them, unless the server's role changed in the
-//! window. Connections are counted for each second of the window.
+//! in the rest of it, and they are at least 30 % of the clients; clients that connected in the window and are still
+//! there when it ends number at least half of those connections (or of all clients, if those are fewer), and at least a
+//! quarter of them; and the number of clients did not grow with them, unless the server's role changed in the window.
+//! Connections are counted for each second of the window.
 //!
 //! Not to be taken for: `connection_churn`, whose connections arrive evenly and do not stay; clients that connect again
 //! and again (many connections, few clients to show for them); jobs that start together (their connections are closed

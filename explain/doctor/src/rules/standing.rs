@@ -4,9 +4,21 @@ use unslow_facts::{Doing, Standing, ThreadState};
 
 use super::prelude::*;
 
-/// Adds what was seen of the node's process while it owed an answer, if it was looked at.
+/// Adds what was seen of the node's process while it owed an answer, if it was looked at and was not stopped.
 pub fn stood(finding: Finding, node: &Node) -> Finding {
-    let Some(standing) = &node.standing else { return finding };
+    with(finding, node, |state| !matches!(state, ThreadState::Stopped | ThreadState::Traced))
+}
+
+/// The same, if it was seen waiting for a disk, or for memory from one.
+pub fn stood_waiting(finding: Finding, node: &Node) -> Finding {
+    with(finding, node, |state| state == ThreadState::Uninterruptible)
+}
+
+/// The same, if it was seen in such a state.
+pub fn with(finding: Finding, node: &Node, fits: impl Fn(ThreadState) -> bool) -> Finding {
+    let Some(standing) = node.standing.as_ref().filter(|s| s.seen.iter().any(|doing| fits(doing.state))) else {
+        return finding;
+    };
     let pid = standing.pid;
     finding.saw_at(
         format!("ps -o stat,wchan:30 -p {pid}; cat /proc/{pid}/stack ({})", node.address),
@@ -34,7 +46,7 @@ fn told(standing: &Standing) -> String {
     let mut text = format!(
         "while it owed an answer, over {}: {seen}; on a processor for {} of that, {} of it in the kernel",
         ms(standing.span_ms),
-        ms(standing.user_ms + standing.system_ms),
+        ms(standing.user_ms.saturating_add(standing.system_ms)),
         ms(standing.system_ms)
     );
     if let Some(waited) = standing.waited_ms.filter(|waited| *waited >= 1) {

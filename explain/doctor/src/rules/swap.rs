@@ -20,7 +20,7 @@ use unslow_facts::{Host, Process};
 
 use super::memory;
 use super::prelude::*;
-use super::standing::stood;
+use super::standing::stood_waiting;
 
 pub const TITLE: &str = "Swapping";
 pub const LEADS_TO: &[&str] = &["node_timeout_margin", "main_thread_saturated"];
@@ -66,7 +66,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let all = by_worst(all, |s| s.share() * 1e12 + s.bytes);
     let rows: Vec<&Swapped> = all.iter().filter(|s| s.is_read_back()).collect();
     if let Some(worst) = rows.first() {
-        return stood(found(facts, worst), worst.node).on(rows.iter().map(|s| s.node.address.as_str())).into();
+        return stood_waiting(found(facts, worst), worst.node).on(rows.iter().map(|s| s.node.address.as_str())).into();
     }
     match all.iter().max_by(|a, b| a.bytes.total_cmp(&b.bytes)) {
         Some(most) => Verdict::Absent(format!(

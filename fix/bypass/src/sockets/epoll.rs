@@ -66,7 +66,7 @@ fn tag() -> u64 {
 
 /// An epoll set of the program's.
 pub struct Epoll {
-    id: SetId,
+    pub id: SetId,
     /// What its descriptors are known as.
     entry: &'static Entry,
     fd: AtomicI32,
@@ -282,10 +282,6 @@ impl Epoll {
         self.fd.load(Ordering::Relaxed)
     }
 
-    pub fn id(&self) -> SetId {
-        self.id
-    }
-
     /// Its waiter, made when it is first needed.
     pub fn waiter(&'static self) -> Option<&'static Waiter> {
         if self.forgotten.load(Ordering::Relaxed) {
@@ -442,7 +438,9 @@ pub fn to_tcp(stream: &'static Stream) {
     let mut inside = epoll.inside();
     let registration = registration(stream, &inside);
     let mut event = epoll_event { events: registration.events, u64: registration.data };
-    let op = if registration.wanted { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL };
+    // Of a stack's it is not in the kernel's set: see `watch_end`.
+    let there = if stream.is_of_stack() { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
+    let op = if registration.wanted { there } else { libc::EPOLL_CTL_DEL };
     // SAFETY: a live event.
     unsafe { kernel::epoll_ctl(epoll.fd(), op, stream.fd(), &mut event) };
     leave(epoll, &mut inside, stream);

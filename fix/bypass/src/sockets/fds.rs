@@ -100,9 +100,9 @@ pub enum Claim {
     Proven(OwnedFd),
     /// A stack asks for what listens at the port that is in the slot's place.
     Lend,
-    /// A stack has accepted this for us.
-    Accepted(OwnedFd),
-    /// To a stack: what it accepts from; `None` where there is nothing to lend.
+    /// A stack has accepted this for us; `None` where there was no descriptor left for it.
+    Accepted(Option<OwnedFd>),
+    /// To a stack: what it accepts from, if that is what the generation's place says.
     Lent(Option<OwnedFd>),
 }
 

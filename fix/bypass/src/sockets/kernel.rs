@@ -100,6 +100,15 @@ pub fn take_error(fd: RawFd) {
     let _ = unsafe { read_option(fd, libc::SO_ERROR, (&raw mut error).cast(), size_of::<c_int>()) };
 }
 
+/// Whether a close waits for what is not sent yet, by SO_LINGER with a time.
+#[cfg(feature = "reactor")]
+pub fn lingers(fd: RawFd) -> Option<bool> {
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    // SAFETY: the bytes of a `linger`, two numbers.
+    unsafe { read_option(fd, libc::SO_LINGER, (&raw mut linger).cast(), size_of::<libc::linger>()) }.ok()?;
+    Some(linger.l_onoff != 0 && linger.l_linger > 0)
+}
+
 /// What a close of a TCP socket says to its other end, by the socket's options: with SO_LINGER of no time it is a
 /// reset.
 pub fn close_means(fd: RawFd) -> Close {

@@ -27,6 +27,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use self::fds::{Place, Stream};
+#[cfg(feature = "reactor")]
+pub use self::kernel::lingers;
 use self::world::{SETTINGS, Settings};
 pub use crate::stamp::now_ns;
 

@@ -34,7 +34,7 @@ use super::refusals::Refusals;
 
 pub use claims::{accepted, no_candidate, watched};
 #[cfg(feature = "reactor")]
-pub use client::{borrow, forget_server, give, lent};
+pub use client::{Lent, ask_again, borrow, forget_server, give, lent};
 pub use client::{connected, entry_of, is_open, is_still, resolve, withdraw};
 pub use hearing::{introduce, ring};
 pub use lending::{Arrived, accept_lent, ctl_lent, registered, take_home};
@@ -191,6 +191,8 @@ fn if_free<T>(ask: impl FnOnce(&mut World) -> T) -> Option<T> {
 
 /// In the child of a fork: nothing of the parent's is ours.
 pub fn forget() {
+    // What a stack knows this process by ends with the parent, however long a child lives.
+    let _ = if_free(lending::close_in_child);
     WORLD.store(std::ptr::null_mut(), Ordering::Release);
     LOCAL.store(std::ptr::null_mut(), Ordering::Release);
 }

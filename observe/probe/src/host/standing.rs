@@ -19,6 +19,7 @@ const LOOKS: usize = 5;
 const BETWEEN: Duration = Duration::from_millis(50);
 
 /// One process, looked at from time to time.
+#[derive(Clone)]
 pub struct Looks {
     pid: u32,
     /// In ticks since the machine was booted: tells the process from a later one of its number.
@@ -73,7 +74,8 @@ impl Looks {
         self.first.get_or_insert(moment);
         self.last = Some(moment);
         self.looks += 1;
-        let same = |known: &Doing| (known.state, &known.wait_channel) == (doing.state, &doing.wait_channel);
+        let place = |doing: &Doing| (doing.state, doing.wait_channel.clone(), doing.stack.clone());
+        let same = |known: &Doing| place(known) == place(&doing);
         match self.seen.iter().position(same) {
             Some(place) => self.seen[place].looks += 1,
             None if self.seen.len() < PLACES_MAX => self.seen.push(doing),
@@ -147,7 +149,7 @@ fn listening(all: &[Listener], address: &str) -> Option<u32> {
     let (ips, port, local) = (resolve(address)?, port_of(address), super::local_ips());
     let is_here = |ip: &std::net::IpAddr| ip.is_loopback() || local.contains(ip);
     let at = |l: &&Listener| l.port == port && (l.ip.is_unspecified() || ips.contains(&l.ip));
-    let pids = all.iter().filter(|_| ips.iter().any(is_here)).filter(at).map(|l| l.pid);
+    let pids = all.iter().filter(|_| ips.iter().all(is_here)).filter(at).map(|l| l.pid);
     pids.filter_map(|pid| Some((unslow_process::stat(pid)?.starttime, pid))).min().map(|(_, pid)| pid)
 }
 

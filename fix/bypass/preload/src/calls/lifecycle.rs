@@ -54,7 +54,12 @@ pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut sockl
             };
             if !addr.is_null() && !len.is_null() {
                 // SAFETY: room for an address of that length, as for `accept4`.
-                unsafe { libc::syscall(libc::SYS_getpeername, new, addr, len) };
+                let named = unsafe { libc::syscall(libc::SYS_getpeername, new, addr, len) } == 0;
+                if !named {
+                    // Reset just now: no address rather than an old one.
+                    // SAFETY: the caller's, as above.
+                    unsafe { *len = 0 };
+                }
             }
             if matches!(arrived, Arrived::Carried(_)) {
                 return new;

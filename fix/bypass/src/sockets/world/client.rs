@@ -274,30 +274,50 @@ pub fn borrow(path: PathBuf, port: u16) -> Option<&'static Place> {
     Some(place)
 }
 
-/// What a server has lent since it was last asked about; an empty place says that nothing is lent any more. `None` when
-/// the server has ended.
+/// Asks a server again for what it listens at.
 #[cfg(feature = "reactor")]
-pub fn lent(place: &'static Place) -> Option<Vec<Option<OwnedFd>>> {
+pub fn ask_again(place: &'static Place, port: u16) {
+    let _ = channel::say(&place.pair().channel, Kind::Lend, u32::from(port), 0, &[]);
+}
+
+/// A server's answer to a stack.
+#[cfg(feature = "reactor")]
+pub enum Lent {
+    Listener(OwnedFd),
+    /// Nothing now; what was lent is taken back.
+    NotNow,
+    Never,
+    /// A listener for which there was no descriptor left here.
+    Lost,
+}
+
+/// What a server has said since it was last asked about. `None` when it has ended, or refuses us.
+#[cfg(feature = "reactor")]
+pub fn lent(place: &'static Place) -> Option<Vec<Lent>> {
     let _quiet = Quiet::begin();
     let there = hear(place) && place.refused.load(Ordering::Acquire) == 0;
     let said = place.heard.lock().map(|mut inbox| std::mem::take(&mut *inbox)).unwrap_or_default();
-    there.then(|| {
-        let lent = said.into_iter().filter_map(|(_, _, claim)| match claim {
-            Claim::Lent(listener) => Some(listener),
-            _ => None,
-        });
-        lent.collect()
-    })
+    let lent = said.into_iter().filter_map(|(_, what, claim)| match (claim, what) {
+        (Claim::Lent(Some(listener)), channel::LENT) => Some(Lent::Listener(listener)),
+        (Claim::Lent(_), channel::NEVER) => Some(Lent::Never),
+        (Claim::Lent(None), channel::LENT) => Some(Lent::Lost),
+        (Claim::Lent(_), _) => Some(Lent::NotNow),
+        _ => None,
+    });
+    there.then(|| lent.collect())
 }
 
-/// Hands an accepted connection to its server. Its bytes go by `ring`, a second descriptor of the same socket, from when
-/// the server has taken it. False where it cannot be handed over.
+/// Hands an accepted connection to its server. Its bytes go by `ring`, a second descriptor of the same socket, from
+/// when the server has taken it. False where it cannot be handed over.
 #[cfg(feature = "reactor")]
 pub fn give(place: &'static Place, socket: RawFd, ring: RawFd) -> bool {
     let Some(ends) = endpoint::ends_of_server(socket) else { return false };
     let _quiet = Quiet::begin();
     let Some((slot, generation)) = place.pair().take_slot() else { return false };
-    let Some((stream, entry)) = fds::new_stream(ring, state::PENDING, true) else { return false };
+    let Some((stream, entry)) = fds::new_stream(ring, state::PENDING, true) else {
+        take_back(place, slot, generation);
+        return false;
+    };
     stream.of_stack.store(true, Ordering::Relaxed);
     if let Ok(mut known) = stream.ends.lock() {
         *known = Some(ends);

@@ -76,7 +76,7 @@ pub fn hear(place: &'static Place) -> bool {
                 let claim = match kind {
                     Kind::Offer => Some(Claim::Offered(message.ends())),
                     Kind::Lend => Some(Claim::Lend),
-                    Kind::Accepted => fds.pop().map(Claim::Accepted),
+                    Kind::Accepted => Some(Claim::Accepted(fds.pop())),
                     Kind::Listener => Some(Claim::Lent(fds.pop())),
                     _ => fds.pop().map(Claim::Proven),
                 };
@@ -140,8 +140,8 @@ pub fn farewell(place: &'static Place) {
     for stream in place.streams() {
         if let Some(link) = stream.link() {
             streams::look_at_tcp(stream);
-            // Bytes that a stack has read, or has not sent yet, are lost with it.
-            link.tcp_ended(stream.is_of_stack());
+            // Bytes that a stack has read, or has not sent yet, are lost with it. What a server has written is there.
+            link.tcp_ended(stream.is_of_stack() && place.pair().side == Side::Server);
             epoll::look_again(stream);
         }
     }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The socket is the connection's own, so addresses and options are the kernel's. Only the stack reads and writes it:
-//! the server has the bytes in the slot from the first on, so there is no switch in mid-stream. When the stack ends, its
-//! connections end with it, and the listener is back in the set before the next wait returns.
+//! the server has the bytes in the slot from the first on, so there is no switch in mid-stream. When the stack ends,
+//! its connections end with it, and the listener is back in the set before the next wait returns.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use libc::{c_int, epoll_event};
 
-use crate::channel::{self, Kind};
+use crate::channel::{self, Kind, LENT, NEVER, NOT_NOW};
 use crate::endpoint::{self, Ends};
 use crate::link::Link;
 use crate::pair::{OFFERED, TAKEN};
@@ -74,7 +74,7 @@ pub unsafe fn ctl_lent(epoll: &Epoll, op: c_int, fd: RawFd, event: *mut epoll_ev
         return None;
     }
     let mut world = world();
-    let listened = world.listened.iter_mut().find(|l| l.fd == fd && l.set == epoll.id())?;
+    let listened = world.listened.iter_mut().find(|l| l.fd == fd && l.set == epoll.id)?;
     let bell = listened.loan.as_ref()?.bell.as_raw_fd();
     // SAFETY: the caller's.
     let done = unsafe { kernel::epoll_ctl(epoll.fd(), op, bell, event) };
@@ -103,6 +103,11 @@ pub unsafe fn registered(set: SetId, op: c_int, fd: RawFd, event: *mut epoll_eve
     };
     // SAFETY: the caller's.
     unsafe { world.listened[at].asked(op, event) };
+    // Lent already, in another set: in this one as well.
+    let stack = world.listened.iter().filter(|l| l.fd == fd).find_map(|l| Some(l.loan.as_ref()?.stack));
+    if let Some(stack) = stack.filter(|_| op == libc::EPOLL_CTL_ADD) {
+        world.listened[at].begin_loan(stack);
+    }
 }
 
 impl Listened {
@@ -121,6 +126,25 @@ impl Listened {
         matches!(fds::get(self.fd), Some(Entry::Listener(endpoint)) if endpoint.port == port)
     }
 
+    /// The bell in the listener's place; false where the kernel has no room for it.
+    fn begin_loan(&mut self, stack: &'static Place) -> bool {
+        let Some(epoll) = epoll::numbered(self.set) else { return false };
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::syscall(libc::SYS_eventfd2, 0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return false;
+        }
+        // SAFETY: just opened, and owned by nothing else.
+        let bell = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+        if !epoll.put_for_program(libc::EPOLL_CTL_ADD, bell.as_raw_fd(), self.wanted) {
+            return false;
+        }
+        // From here on the program waits for the stack alone.
+        epoll.put_for_program(libc::EPOLL_CTL_DEL, self.fd, (0, 0));
+        self.loan = Some(Loan { stack, bell, waiting: VecDeque::new() });
+        true
+    }
+
     /// Whether the kernel would have given it a connection to this address.
     fn takes(&self, ends: &Ends) -> bool {
         let own = endpoint::name(self.fd, false);
@@ -131,9 +155,10 @@ impl Listened {
         self.loan.as_ref().is_some_and(|loan| std::ptr::eq(loan.stack, place))
     }
 
-    /// It is ours again. What waits without a stack's help is lost with what waits for it: the program knew of neither.
+    /// It is ours again. The program knew nothing of the connections that waited for it: they are closed.
     fn end_loan(&mut self) {
         let Some(loan) = self.loan.take() else { return };
+        loan.refuse_waiting();
         let Some(epoll) = epoll::numbered(self.set).filter(|_| self.is_in) else { return };
         // Both for a moment rather than none.
         epoll.put_for_program(libc::EPOLL_CTL_ADD, self.fd, self.wanted);
@@ -142,6 +167,13 @@ impl Listened {
 }
 
 impl Loan {
+    /// The stack need not wait for them.
+    fn refuse_waiting(&self) {
+        for (slot, generation) in self.waiting.iter().filter_map(|given| given.slot) {
+            decline(self.stack, slot, generation);
+        }
+    }
+
     fn ring(&self) {
         let one = 1u64;
         // SAFETY: eight bytes to a descriptor of ours.
@@ -155,54 +187,55 @@ impl Loan {
     }
 }
 
-/// A stack asks for what listens at a port.
+/// A stack asks for what listens at a port. It sees every byte, so it is of our own user or root; whom else we allow
+/// may be a client only.
 pub fn lend(world: &mut World, place: &'static Place, port: u32) {
-    let is_free = |l: &&mut Listened| l.loan.is_none() && l.is_in && u16::try_from(port).is_ok_and(|p| l.is_at(p));
-    let mut any = false;
-    for listened in world.listened.iter_mut().filter(is_free).filter(|_| settings().lends) {
-        any |= lend_one(listened, place, port);
+    // SAFETY: no arguments.
+    let own = unsafe { libc::geteuid() };
+    let uid = place.pair().peer.1;
+    let say = |what, fds: &[RawFd]| channel::say(&place.pair().channel, Kind::Listener, port, what, fds).is_ok();
+    if !settings().lends || (uid != 0 && uid != own) {
+        say(NEVER, &[]);
+        return;
+    }
+    let is_at = |l: &Listened| u16::try_from(port).is_ok_and(|port| l.is_at(port));
+    // One that asks again has it already.
+    let mut any = world.listened.iter().any(|l| l.is_lent_to(place) && is_at(l));
+    let is_free = |l: &Listened| l.loan.is_none() && l.is_in && is_at(l) && endpoint::takes_at_once(l.fd);
+    let mut said: Vec<RawFd> = Vec::new();
+    for listened in world.listened.iter_mut() {
+        if !is_free(listened) || !listened.begin_loan(place) {
+            continue;
+        }
+        // In several sets it is one listener.
+        if said.contains(&listened.fd) || say(LENT, &[listened.fd]) {
+            said.push(listened.fd);
+            any = true;
+        } else {
+            listened.end_loan();
+        }
     }
     if !any {
-        let _ = channel::say(&place.pair().channel, Kind::Listener, port, 0, &[]);
+        say(NOT_NOW, &[]);
     }
-}
-
-fn lend_one(listened: &mut Listened, place: &'static Place, port: u32) -> bool {
-    let Some(epoll) = epoll::numbered(listened.set) else { return false };
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_eventfd2, 0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return false;
-    }
-    // SAFETY: just opened, and owned by nothing else.
-    let bell = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
-    if !epoll.put_for_program(libc::EPOLL_CTL_ADD, bell.as_raw_fd(), listened.wanted) {
-        return false;
-    }
-    // From here on the program waits for the stack alone.
-    epoll.put_for_program(libc::EPOLL_CTL_DEL, listened.fd, (0, 0));
-    listened.loan = Some(Loan { stack: place, bell, waiting: VecDeque::new() });
-    let said = channel::say(&place.pair().channel, Kind::Listener, port, 0, &[listened.fd]).is_ok();
-    if !said {
-        listened.end_loan();
-    }
-    said
 }
 
 /// A stack has accepted a connection for us.
-pub fn arrived(world: &mut World, place: &'static Place, slot: u32, generation: u32, socket: OwnedFd) {
+pub fn arrived(world: &mut World, place: &'static Place, slot: u32, generation: u32, socket: Option<OwnedFd>) {
     let slot = (generation != 0).then_some((slot, generation));
-    let ends = endpoint::ends_of_server(socket.as_raw_fd()).filter(|_| endpoint::is_tcp(socket.as_raw_fd()));
-    let loan = ends.and_then(|ends| {
-        let listened = world.listened.iter_mut().find(|l| l.is_lent_to(place) && l.takes(&ends))?;
-        Some((listened.loan.as_mut()?, ends))
+    let given = socket.and_then(|socket| {
+        let ends = endpoint::ends_of_server(socket.as_raw_fd()).filter(|_| endpoint::is_tcp(socket.as_raw_fd()))?;
+        let fits = world.listened.iter_mut().filter(|l| l.is_in && l.is_lent_to(place) && l.takes(&ends));
+        // Of several sets the one with the least to do.
+        let loan = fits.filter_map(|l| l.loan.as_mut()).min_by_key(|loan| loan.waiting.len())?;
+        Some((loan, ends, socket))
     });
-    match (loan, slot) {
-        (Some((loan, ends)), slot) => {
+    match (given, slot) {
+        (Some((loan, ends, socket)), slot) => {
             loan.waiting.push_back(Given { socket, ends, slot });
             loan.ring();
         }
-        // Reset meanwhile, or no connection of this listener.
+        // Reset meanwhile, no connection of this listener, or no descriptor for it.
         (None, Some((slot, generation))) => decline(place, slot, generation),
         (None, None) => {}
     }
@@ -214,14 +247,30 @@ pub fn accept_lent(fd: RawFd, nonblocking: bool, on_exec: bool) -> Option<Arrive
         return None;
     }
     let mut world = world();
-    let listened = world.listened.iter_mut().find(|l| l.fd == fd && l.loan.is_some())?;
-    let loan = listened.loan.as_mut()?;
+    let lent = || world.listened.iter().filter(|l| l.fd == fd && l.loan.is_some());
+    let has_one = |l: &&Listened| l.loan.as_ref().is_some_and(|loan| !loan.waiting.is_empty());
+    let set = lent().find(has_one).or(lent().next())?.set;
+    let loan = world.listened.iter_mut().find(|l| l.fd == fd && l.set == set)?.loan.as_mut()?;
     let place = loan.stack;
     while let Some(Given { socket, ends, slot }) = loan.waiting.pop_front() {
-        let Some((slot, generation)) = slot else { return Some(Arrived::Tcp(named(socket, on_exec))) };
+        if loan.waiting.is_empty() {
+            loan.answer();
+        }
+        let is_there = endpoint::name(socket.as_raw_fd(), true).is_some();
+        let Some((slot, generation)) = slot else {
+            if !is_there {
+                continue; // reset meanwhile
+            }
+            if !nonblocking {
+                let flags = kernel::flags(socket.as_raw_fd()) & !libc::O_NONBLOCK;
+                // SAFETY: no pointers.
+                unsafe { libc::syscall(libc::SYS_fcntl, socket.as_raw_fd(), libc::F_SETFL, flags) };
+            }
+            return Some(Arrived::Tcp(named(socket, on_exec)));
+        };
         let Some(words) = place.pair().slot(slot) else { continue };
         // One that ended meanwhile is closed here.
-        if socket.as_raw_fd() as usize >= fds::MOST || !words.advance(generation, OFFERED, TAKEN) {
+        if !is_there || socket.as_raw_fd() as usize >= fds::MOST || !words.advance(generation, OFFERED, TAKEN) {
             decline(place, slot, generation);
             continue;
         }
@@ -258,12 +307,41 @@ pub fn take_home(fd: RawFd) {
     if !settings().lends {
         return;
     }
-    let mut world = world();
-    for listened in world.listened.extract_if(.., |l| l.fd == fd) {
-        if let Some(loan) = listened.loan {
-            let _ = channel::say(&loan.stack.pair().channel, Kind::Listener, 0, 0, &[]);
+    gone(&mut world(), |l| l.fd == fd);
+}
+
+/// Listeners, or the sets they were in, are closed.
+fn gone(world: &mut World, which: impl Fn(&Listened) -> bool) {
+    let closed: Vec<Listened> = world.listened.extract_if(.., |l| which(l)).collect();
+    for mut listened in closed {
+        let Some(loan) = &listened.loan else { continue };
+        let stack = loan.stack;
+        listened.is_in = false;
+        if let Some(epoll) = epoll::numbered(listened.set) {
+            epoll.put_for_program(libc::EPOLL_CTL_DEL, loan.bell.as_raw_fd(), (0, 0));
         }
+        listened.end_loan();
+        // Without saying which: the stack lets go of all of them, and asks again for those that are left.
+        stack_ended(world, stack);
+        let _ = channel::say(&stack.pair().channel, Kind::Listener, 0, NOT_NOW, &[]);
     }
+}
+
+/// In the child of a fork: by number, since all of it is the parent's in memory.
+pub fn close_in_child(world: &mut World) {
+    let close = |fd: RawFd| {
+        // SAFETY: no pointers; what owns it here is never looked at again.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
+    };
+    let mut channels: Vec<RawFd> = Vec::new();
+    for loan in world.listened.iter().filter_map(|l| l.loan.as_ref()) {
+        channels.push(loan.stack.pair().channel.as_raw_fd());
+        close(loan.bell.as_raw_fd());
+        loan.waiting.iter().for_each(|given| close(given.socket.as_raw_fd()));
+    }
+    channels.sort_unstable();
+    channels.dedup();
+    channels.into_iter().for_each(close);
 }
 
 /// The process that has what listens at this port.
@@ -272,12 +350,12 @@ pub fn borrower(world: &World, port: u16) -> Option<i32> {
     lent.loan.as_ref().map(|loan| loan.stack.pair().peer.0)
 }
 
-/// A stack has ended: what was lent to it is ours.
+/// A stack has ended, or is to give it back: what was lent to it is ours.
 pub fn stack_ended(world: &mut World, place: &'static Place) {
     world.listened.iter_mut().filter(|l| l.is_lent_to(place)).for_each(Listened::end_loan);
 }
 
 /// A set is closed.
 pub fn no_set(world: &mut World, set: SetId) {
-    world.listened.retain(|l| l.set != set);
+    gone(world, |l| l.set == set);
 }

@@ -1,5 +1,5 @@
-//! `unslow bypass stack`: has the TCP connections of servers that run with `--offload`, so that the kernel's TCP path is
-//! this process's CPU time and not theirs. It accepts for them, hands each connection over with its socket
+//! `unslow bypass stack`: has the TCP connections of servers that run with `--offload`, so that the kernel's TCP path
+//! runs on this process's CPU time and not on theirs. It accepts for them, hands each connection over with its socket
 //! ([`crate::sockets::world`], `lending.rs`), and copies bytes between the socket and the rings; it reads none of them.
 //!
 //! ```text
@@ -11,20 +11,24 @@
 //! read there, so a slow reader slows its own writer alone. One event moves at most a buffer, so every connection has
 //! its turn.
 
-use std::collections::HashSet;
+mod relay;
+
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, epoll_event};
+use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, c_int, epoll_event};
 
 use crate::channel;
 use crate::endpoint;
 use crate::sockets::epoll::{self, Epoll};
 use crate::sockets::fds::{self, Place};
-use crate::sockets::{errno, streams, world};
+use crate::sockets::world::{self, Lent};
+use crate::sockets::{errno, streams};
+use relay::{Connection, Direction, Step};
 
 /// Bytes moved by one event, and those that may wait in one direction of a connection.
 const BUFFER: usize = 64 << 10;
@@ -36,6 +40,12 @@ const AT_ONCE: usize = 16;
 const LOOK: Duration = Duration::from_millis(250);
 /// Events of one wait.
 const EVENTS: usize = 512;
+/// Listeners of one server: it has one for each address.
+const LISTENERS: usize = 64;
+/// A server that could not be met so often in a row is not tried again.
+const UNMET: u32 = 8;
+/// While a server is behind it is looked at again after this.
+const BEHIND: Duration = Duration::from_millis(1);
 
 /// How it is with the servers and their connections now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,51 +68,46 @@ pub struct Stack {
     generation: u32,
     /// Servers that lend nothing.
     unwilling: HashSet<PathBuf>,
+    /// Those that could not be met, and how often in a row.
+    unmet: HashMap<PathBuf, u32>,
     /// Listeners that are not watched, since their servers are busy or descriptors are short.
     paused: Vec<(usize, usize)>,
+    /// Those whose `accept` failed: watched again at the next look.
+    stopped: Vec<(usize, usize)>,
     buffer: Box<[u8]>,
 }
 
 struct Server {
     path: PathBuf,
     place: &'static Place,
+    port: u16,
     listeners: Vec<OwnedFd>,
     untaken: usize,
+    /// Accepted, but the server has not read what it was told before.
+    waiting: VecDeque<OwnedFd>,
 }
 
-/// What one direction has to do yet.
-#[derive(Default)]
-struct Direction {
-    /// Read, but not written yet, from `begin` on.
-    held: Vec<u8>,
-    begin: usize,
-    /// Nothing more is read.
-    ended: bool,
-}
+impl Server {
+    /// Hands a connection over whose bytes stay with TCP: one of this machine, or one too many.
+    fn pass(&mut self, socket: OwnedFd) {
+        self.waiting.push_back(socket);
+        self.pass_waiting();
+    }
 
-struct Connection {
-    server: usize,
-    generation: u32,
-    socket: OwnedFd,
-    /// The same socket, by the number under which its bytes are in rings.
-    ring: RawFd,
-    is_taken: bool,
-    /// From the client to the server, and back.
-    up: Direction,
-    down: Direction,
-    /// What the set watches the socket and the ring for.
-    watched: (c_int, c_int),
-}
+    fn pass_waiting(&mut self) {
+        while let Some(socket) = self.waiting.front() {
+            match channel::accepted(&self.place.pair().channel, None, socket.as_raw_fd()) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // Said, or the server has ended.
+                _ => drop(self.waiting.pop_front()),
+            }
+        }
+    }
 
-/// What a step came to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// It goes on when there are bytes or room again.
-    Waits,
-    /// It is over, in order.
-    Over,
-    /// It broke.
-    Broken,
+    /// Whether one more connection would have to wait here rather than in the kernel's queue.
+    fn is_behind(&self) -> bool {
+        self.untaken >= UNTAKEN || !self.waiting.is_empty()
+    }
 }
 
 /// What an event is about, in its data.
@@ -169,7 +174,9 @@ impl Stack {
             free: Vec::new(),
             generation: 0,
             unwilling: HashSet::new(),
+            unmet: HashMap::new(),
             paused: Vec::new(),
+            stopped: Vec::new(),
             buffer: vec![0; BUFFER].into(),
         })
     }
@@ -187,10 +194,17 @@ impl Stack {
             if now >= next_look {
                 next_look = now + LOOK;
                 self.look_for_servers();
-                self.resume();
+                self.restart_stopped();
                 report(self.census());
             }
-            let wait = next_look.saturating_duration_since(now).as_nanos() as u64;
+            if !self.paused.is_empty() {
+                self.resume();
+            }
+            let mut wait = next_look.saturating_duration_since(now);
+            if !self.paused.is_empty() {
+                wait = wait.min(BEHIND);
+            }
+            let wait = wait.as_nanos() as u64;
             // SAFETY: room for as many as it says.
             let n =
                 unsafe { epoll::wait(self.set, events.as_mut_ptr(), EVENTS as c_int, Some(wait), std::ptr::null()) };
@@ -238,14 +252,27 @@ impl Stack {
         let there: Vec<_> = channel::directories().iter().flat_map(|dir| channel::servers_in(dir)).collect();
         self.unwilling.retain(|path| there.iter().any(|server| server.path == *path));
         for server in there {
-            let is_known = |s: &Server| s.path == server.path;
-            if self.unwilling.contains(&server.path) || self.servers.iter().flatten().any(is_known) {
+            if self.unwilling.contains(&server.path) {
+                continue;
+            }
+            if let Some(known) = self.servers.iter().flatten().find(|known| known.path == server.path) {
+                // It took back what it had lent, and listens again.
+                if known.listeners.is_empty() {
+                    world::ask_again(known.place, known.port);
+                }
                 continue;
             }
             let Some(place) = world::borrow(server.path.clone(), server.endpoint.port) else {
-                // One that does not listen yet is met at the next look, a stranger never.
+                // One that does not listen yet is met at a later look; a stranger, or a dead one's socket, never.
+                let times = self.unmet.entry(server.path.clone()).or_default();
+                *times += 1;
+                if *times >= UNMET {
+                    self.unmet.remove(&server.path);
+                    self.unwilling.insert(server.path);
+                }
                 continue;
             };
+            self.unmet.remove(&server.path);
             let number = self.servers.iter().position(Option::is_none).unwrap_or(self.servers.len());
             if number >= SERVERS {
                 return;
@@ -254,48 +281,72 @@ impl Stack {
                 self.servers.push(None);
             }
             self.watch(libc::EPOLL_CTL_ADD, place.pair().channel.as_raw_fd(), EPOLLIN, About::Channel(number));
-            self.servers[number] = Some(Server { path: server.path, place, listeners: Vec::new(), untaken: 0 });
+            let (listeners, waiting) = (Vec::new(), VecDeque::new());
+            let port = server.endpoint.port;
+            self.servers[number] = Some(Server { path: server.path, place, port, listeners, untaken: 0, waiting });
         }
     }
 
     /// A server lends something, wants it back, or has ended.
     fn hear(&mut self, number: usize) {
         let Some(server) = self.servers.get(number).and_then(Option::as_ref) else { return };
-        let Some(said) = world::lent(server.place) else { return self.leave(number) };
+        let Some(said) = world::lent(server.place) else {
+            if server.place.refused.load(Ordering::Acquire) != 0 {
+                self.unwilling.insert(server.path.clone());
+            }
+            return self.leave(number);
+        };
         for lent in said {
             let Some(server) = self.servers[number].as_mut() else { return };
-            match lent {
-                Some(listener) => {
-                    let (fd, at) = (listener.as_raw_fd(), server.listeners.len());
-                    server.listeners.push(listener);
-                    self.watch(libc::EPOLL_CTL_ADD, fd, EPOLLIN, About::Listener(number, at));
+            let listener = match lent {
+                Lent::Listener(listener) => listener,
+                Lent::NotNow => {
+                    self.drop_listeners(number);
+                    continue;
                 }
-                // It is closed there, or there never was one.
-                None => {
-                    if server.listeners.is_empty() {
-                        self.unwilling.insert(server.path.clone());
-                    }
-                    server.listeners.clear();
+                Lent::Never => {
+                    self.unwilling.insert(server.path.clone());
+                    continue;
                 }
+                // The server takes it back when we are gone, and is met again.
+                Lent::Lost => return self.leave(number),
+            };
+            let (fd, at) = (listener.as_raw_fd(), server.listeners.len());
+            let is_fit = at < LISTENERS && endpoint::takes_at_once(fd);
+            let path = server.path.clone();
+            server.listeners.push(listener);
+            if !is_fit || !self.watch(libc::EPOLL_CTL_ADD, fd, EPOLLIN, About::Listener(number, at)) {
+                // The server takes it back when we are gone.
+                self.unwilling.insert(path);
+                return self.leave(number);
             }
         }
     }
 
-    /// A server has ended: its connections end.
-    fn leave(&mut self, number: usize) {
-        let Some(server) = self.servers[number].take() else { return };
+    /// Accepts no more for a server. Others may have the same sockets, so closing ours does not take them out of the
+    /// set.
+    fn drop_listeners(&mut self, number: usize) {
+        let Some(server) = self.servers[number].as_mut() else { return };
+        let listeners = std::mem::take(&mut server.listeners);
+        for (at, listener) in listeners.iter().enumerate() {
+            self.watch(libc::EPOLL_CTL_DEL, listener.as_raw_fd(), 0, About::Listener(number, at));
+        }
         self.paused.retain(|(of, _)| *of != number);
+        self.stopped.retain(|(of, _)| *of != number);
+    }
+
+    /// A server has ended: what it has written is sent yet, then its connections end.
+    fn leave(&mut self, number: usize) {
+        self.drop_listeners(number);
+        let Some(server) = self.servers[number].take() else { return };
         self.watch(libc::EPOLL_CTL_DEL, server.place.pair().channel.as_raw_fd(), 0, About::Channel(number));
         world::forget_server(server.place);
-        let its = |c: &Option<Connection>| c.as_ref().is_some_and(|c| c.server == number);
-        let all: Vec<usize> = (0..self.connections.len()).filter(|at| its(&self.connections[*at])).collect();
-        for at in all {
-            // What it has written is there yet.
-            if self.connections[at].as_ref().is_some_and(|c| c.is_taken) {
-                self.of_ring(at);
-            }
-            if its(&self.connections[at]) {
-                self.close(at, true);
+        for at in 0..self.connections.len() {
+            match &self.connections[at] {
+                Some(connection) if connection.server != number => {}
+                Some(connection) if connection.is_taken => self.of_ring(at),
+                Some(_) => self.close(at, true),
+                None => {}
             }
         }
     }
@@ -304,15 +355,21 @@ impl Stack {
         for _ in 0..AT_ONCE {
             let Some(server) = self.servers.get(number).and_then(Option::as_ref) else { return };
             let Some(listener) = server.listeners.get(at).map(AsRawFd::as_raw_fd) else { return };
-            if server.untaken >= UNTAKEN {
+            if server.is_behind() {
                 return self.pause(number, at);
             }
             let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
             // SAFETY: no address is asked for.
             let fd = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
             if fd < 0 {
-                if matches!(errno(), libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) {
-                    self.pause(number, at);
+                match errno() {
+                    libc::EAGAIN | libc::EINTR | libc::ECONNABORTED => {}
+                    libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS => self.pause(number, at),
+                    // It listens no more, or an error of the network for one connection: the next look knows.
+                    _ => {
+                        self.watch(libc::EPOLL_CTL_DEL, listener, 0, About::Listener(number, at));
+                        self.stopped.push((number, at));
+                    }
                 }
                 return;
             }
@@ -323,17 +380,16 @@ impl Stack {
 
     fn accepted(&mut self, number: usize, socket: OwnedFd) {
         let Some(server) = self.servers[number].as_mut() else { return };
-        let place = server.place;
         // Clients of this machine may have shared memory to the server itself.
-        if endpoint::ends_of_server(socket.as_raw_fd()).is_some_and(|ends| endpoint::same_host(&ends)) {
-            let _ = channel::accepted(&place.pair().channel, None, socket.as_raw_fd());
-            return;
+        let ends = endpoint::ends_of_server(socket.as_raw_fd());
+        if ends.is_some_and(|ends| endpoint::same_host(&ends)) {
+            return server.pass(socket);
         }
-        let Ok(ring) = socket.try_clone().map(IntoRawFd::into_raw_fd) else { return };
-        if !world::give(place, socket.as_raw_fd(), ring) {
+        let Ok(ring) = socket.try_clone().map(IntoRawFd::into_raw_fd) else { return server.pass(socket) };
+        if !world::give(server.place, socket.as_raw_fd(), ring) {
             // SAFETY: ours, and nobody else's.
             unsafe { libc::close(ring) };
-            return;
+            return server.pass(socket);
         }
         server.untaken += 1;
         self.generation = self.generation.wrapping_add(1);
@@ -344,6 +400,7 @@ impl Stack {
             socket,
             ring,
             is_taken: false,
+            is_reset: false,
             up: Direction::default(),
             down: Direction::default(),
             watched: (0, EPOLLOUT),
@@ -364,12 +421,23 @@ impl Stack {
         }
     }
 
+    fn restart_stopped(&mut self) {
+        for (number, at) in std::mem::take(&mut self.stopped) {
+            let listener =
+                self.servers.get(number).and_then(Option::as_ref).and_then(|server| server.listeners.get(at));
+            if let Some(fd) = listener.map(AsRawFd::as_raw_fd) {
+                self.watch(libc::EPOLL_CTL_ADD, fd, EPOLLIN, About::Listener(number, at));
+            }
+        }
+    }
+
     /// Listeners are watched again, unless their servers are still behind.
     fn resume(&mut self) {
         for (number, at) in std::mem::take(&mut self.paused) {
-            let Some(server) = self.servers.get(number).and_then(Option::as_ref) else { continue };
+            let Some(server) = self.servers.get_mut(number).and_then(Option::as_mut) else { continue };
+            server.pass_waiting();
             let Some(fd) = server.listeners.get(at).map(AsRawFd::as_raw_fd) else { continue };
-            if server.untaken >= UNTAKEN {
+            if server.is_behind() {
                 self.paused.push((number, at));
             } else {
                 self.watch(libc::EPOLL_CTL_MOD, fd, EPOLLIN, About::Listener(number, at));
@@ -381,17 +449,15 @@ impl Stack {
 
     fn of_socket(&mut self, number: usize, events: c_int) {
         let Some(connection) = self.connections[number].as_mut() else { return };
-        // After a reset there is nothing to read, and nobody who reads.
-        let mut step = if events & EPOLLERR != 0 { Step::Broken } else { Step::Waits };
-        if step == Step::Waits && events & EPOLLOUT != 0 {
+        let mut step = Step::Waits;
+        if events & EPOLLOUT != 0 {
             step = connection.pull(&mut self.buffer);
         }
-        if step == Step::Waits && events & (EPOLLIN | EPOLLHUP) != 0 {
+        // What came before a reset is read, and then the reset.
+        if step == Step::Waits && events & (EPOLLIN | EPOLLHUP | EPOLLERR) != 0 {
             step = connection.push(&mut self.buffer);
         }
-        // Both ends are shut: the kernel would say so without end.
-        let is_done = events & EPOLLHUP != 0 && connection.up.is_done() && connection.down.is_done();
-        self.stepped(number, if is_done { Step::Over } else { step });
+        self.stepped(number, step);
     }
 
     fn of_ring(&mut self, number: usize) {
@@ -404,8 +470,6 @@ impl Stack {
             if fds::stream(connection.ring).is_none_or(|stream| stream.link().is_none()) {
                 return self.close(number, true);
             }
-            let (fd, generation) = (connection.socket.as_raw_fd(), connection.generation);
-            self.watch(libc::EPOLL_CTL_ADD, fd, 0, About::Socket(number, generation));
         }
         let Some(connection) = self.connections[number].as_mut() else { return };
         let mut step = connection.pull(&mut self.buffer);
@@ -434,14 +498,23 @@ impl Stack {
             return;
         }
         let (socket, ring, generation) = (connection.socket.as_raw_fd(), connection.ring, connection.generation);
-        if before.0 != now.0 {
-            self.watch(libc::EPOLL_CTL_MOD, socket, now.0, About::Socket(number, generation));
-        }
-        if before.1 != now.1 {
-            self.watch(libc::EPOLL_CTL_MOD, ring, now.1, About::Ring(number, generation));
+        let is_watched = self.rewatch_one(socket, before.0, now.0, About::Socket(number, generation))
+            && self.rewatch_one(ring, before.1, now.1, About::Ring(number, generation));
+        if !is_watched {
+            return self.close(number, true); // no memory for it in the kernel
         }
         if let Some(connection) = self.connections[number].as_mut() {
             connection.watched = now;
+        }
+    }
+
+    /// What is watched for nothing is not in the set: the kernel would tell of its end without end.
+    fn rewatch_one(&self, fd: RawFd, before: c_int, now: c_int, about: About) -> bool {
+        match (before, now) {
+            (before, now) if before == now => true,
+            (0, now) => self.watch(libc::EPOLL_CTL_ADD, fd, now, about),
+            (_, 0) => self.watch(libc::EPOLL_CTL_DEL, fd, 0, about),
+            (_, now) => self.watch(libc::EPOLL_CTL_MOD, fd, now, about),
         }
     }
 
@@ -454,190 +527,15 @@ impl Stack {
         {
             server.untaken -= 1;
         }
-        if broken {
-            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-            let (at, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as libc::socklen_t);
-            // SAFETY: a live `linger` of `len` bytes.
-            unsafe { libc::setsockopt(connection.ring, libc::SOL_SOCKET, libc::SO_LINGER, at, len) };
+        if connection.watched.0 != 0 {
+            // The server has the same socket, perhaps for a while yet.
+            let (fd, generation) = (connection.socket.as_raw_fd(), connection.generation);
+            self.watch(libc::EPOLL_CTL_DEL, fd, 0, About::Socket(number, generation));
         }
+        connection.set_linger(broken);
         streams::before_close(connection.ring);
         // SAFETY: ours, and nobody else's.
         unsafe { libc::close(connection.ring) };
-    }
-}
-
-impl Direction {
-    fn held(&self) -> &[u8] {
-        &self.held[self.begin..]
-    }
-
-    fn is_empty(&self) -> bool {
-        self.begin == self.held.len()
-    }
-
-    fn is_done(&self) -> bool {
-        self.ended && self.is_empty()
-    }
-
-    fn hold(&mut self, rest: &[u8]) {
-        self.held.clear();
-        self.held.extend_from_slice(rest);
-        self.begin = 0;
-    }
-
-    /// So many of those held are written.
-    fn wrote(&mut self, n: usize) {
-        self.begin += n;
-        if self.is_empty() {
-            // Few connections ever hold anything: the others pay for no buffer.
-            (self.held, self.begin) = (Vec::new(), 0);
-        }
-    }
-}
-
-/// What a call on a socket or ring came to.
-enum Moved {
-    Bytes(usize),
-    /// No bytes, or no room.
-    Nothing,
-    /// The end of what is read.
-    End,
-    /// Nobody reads what is written; or the connection broke.
-    Gone,
-}
-
-fn moved(n: isize, is_read: bool) -> Moved {
-    match usize::try_from(n) {
-        Ok(0) if is_read => Moved::End,
-        Ok(n) => Moved::Bytes(n),
-        Err(_) if matches!(errno(), libc::EAGAIN | libc::EINTR) => Moved::Nothing,
-        Err(_) => Moved::Gone,
-    }
-}
-
-impl Connection {
-    /// What the set is to watch the socket and the ring for.
-    fn wants(&self) -> (c_int, c_int) {
-        let on = |is: bool, events: c_int| if is { events } else { 0 };
-        let reads_up = !self.up.ended && self.up.is_empty();
-        let reads_down = !self.down.ended && self.down.is_empty();
-        let socket = on(reads_up, EPOLLIN) | on(!self.down.is_empty(), EPOLLOUT);
-        (socket, on(reads_down, EPOLLIN) | on(!self.up.is_empty(), EPOLLOUT))
-    }
-
-    fn receive(&self, room: &mut [u8]) -> Moved {
-        // SAFETY: room for as many bytes as it says.
-        let n = unsafe { libc::recv(self.socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), MSG_DONTWAIT) };
-        moved(n, true)
-    }
-
-    fn send(&self, bytes: &[u8]) -> Moved {
-        let flags = MSG_DONTWAIT | MSG_NOSIGNAL;
-        // SAFETY: as many bytes as it says.
-        moved(unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) }, false)
-    }
-
-    fn take(&self, room: &mut [u8]) -> Moved {
-        match streams::carried(self.ring) {
-            Some((stream, link)) => moved(streams::take(stream, link, room, MSG_DONTWAIT), true),
-            None => Moved::Gone,
-        }
-    }
-
-    fn put(&self, bytes: &[u8]) -> Moved {
-        match streams::carried(self.ring) {
-            Some((stream, link)) => moved(streams::put(stream, link, bytes, MSG_DONTWAIT | MSG_NOSIGNAL), false),
-            None => Moved::Gone,
-        }
-    }
-
-    /// From the client to the server, as far as it goes at once.
-    fn push(&mut self, buffer: &mut [u8]) -> Step {
-        if !self.up.is_empty() {
-            match self.put(self.up.held()) {
-                Moved::Bytes(n) => self.up.wrote(n),
-                Moved::Nothing | Moved::End => return Step::Waits,
-                Moved::Gone => return self.server_is_gone(),
-            }
-            if !self.up.is_empty() {
-                return Step::Waits;
-            }
-        }
-        if self.up.ended {
-            return Step::Waits;
-        }
-        match self.receive(buffer) {
-            Moved::Bytes(n) => match self.put(&buffer[..n]) {
-                Moved::Bytes(m) if m == n => Step::Waits,
-                Moved::Bytes(m) => self.up_holds(&buffer[m..n]),
-                Moved::Nothing | Moved::End => self.up_holds(&buffer[..n]),
-                Moved::Gone => self.server_is_gone(),
-            },
-            Moved::Nothing => Step::Waits,
-            Moved::End => {
-                self.up.ended = true;
-                if let Some((stream, link)) = streams::carried(self.ring) {
-                    streams::ring(stream, link.shut_write());
-                }
-                Step::Waits
-            }
-            Moved::Gone => Step::Broken,
-        }
-    }
-
-    fn up_holds(&mut self, rest: &[u8]) -> Step {
-        self.up.hold(rest);
-        Step::Waits
-    }
-
-    /// The server reads no more: what it has written still goes to the client.
-    fn server_is_gone(&mut self) -> Step {
-        self.up = Direction { ended: true, ..Direction::default() };
-        Step::Waits
-    }
-
-    /// From the server to the client, as far as it goes at once.
-    fn pull(&mut self, buffer: &mut [u8]) -> Step {
-        if !self.down.is_empty() {
-            match self.send(self.down.held()) {
-                Moved::Bytes(n) => self.down.wrote(n),
-                Moved::Nothing | Moved::End => return Step::Waits,
-                Moved::Gone => return Step::Broken,
-            }
-            if !self.down.is_empty() {
-                return Step::Waits;
-            }
-        }
-        if self.down.ended {
-            return Step::Waits;
-        }
-        match self.take(buffer) {
-            Moved::Bytes(n) => match self.send(&buffer[..n]) {
-                Moved::Bytes(m) => self.down.hold(&buffer[m..n]),
-                Moved::Nothing | Moved::End => self.down.hold(&buffer[..n]),
-                Moved::Gone => return Step::Broken,
-            },
-            Moved::Nothing => {}
-            Moved::End => return self.server_has_ended(),
-            Moved::Gone => return Step::Broken,
-        }
-        Step::Waits
-    }
-
-    /// Whether it neither writes nor reads any more.
-    fn is_closed_by_server(&self) -> bool {
-        streams::carried(self.ring).is_none_or(|(_, link)| link.over())
-    }
-
-    /// The server has written all it had to write, and all of it is sent.
-    fn server_has_ended(&mut self) -> Step {
-        self.down.ended = true;
-        if self.is_closed_by_server() {
-            return Step::Over;
-        }
-        // SAFETY: no pointers.
-        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_WR) };
-        Step::Waits
     }
 }
 
@@ -653,17 +551,5 @@ mod tests {
             assert_eq!(About::of(about.data()), Some(about));
         }
         assert_eq!(About::of(u64::MAX), None);
-    }
-
-    #[test]
-    fn what_is_held_is_let_go_of_when_it_is_written() {
-        let mut direction = Direction::default();
-        direction.hold(b"abcdef");
-        direction.wrote(4);
-        assert_eq!((direction.held(), direction.is_empty()), (&b"ef"[..], false));
-        direction.wrote(2);
-        assert!(direction.is_empty() && !direction.is_done() && direction.held.capacity() == 0);
-        direction.ended = true;
-        assert!(direction.is_done());
     }
 }
