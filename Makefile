@@ -76,5 +76,6 @@ bench: tools compilers ## measures the tables in bench/runs again
 	./bench/gateway.sh
 	./bench/sink.sh
 	./bench/bypass.sh
+	./bench/offload.sh
 	./bench/drills.sh
 	./bench/lettuce.sh

@@ -58,8 +58,8 @@ pub struct BypassArguments {
     /// per client
     #[arg(long)]
     huge_pages: bool,
-    /// One more process has the TCP connections of clients on other machines, for all servers started so: the kernel's
-    /// part of each request is its CPU time then. It is started if none runs, and ends with the last server
+    /// A separate process handles TCP for clients on other machines, for all servers started this way: the kernel's
+    /// share of each request then runs on its CPU. It is started if none is running, and ends with the last server
     #[arg(long, conflicts_with = "client")]
     offload: bool,
     /// Start no program: until Ctrl-C, eBPF passes bytes directly between sockets of this machine, for all new
@@ -78,7 +78,7 @@ pub struct BypassArguments {
 enum What {
     /// List the connections that use shared memory now
     Ls,
-    /// Have the TCP connections of all servers that run with --offload, until Ctrl-C
+    /// Handle TCP for all servers that run with --offload, until Ctrl-C
     Stack(stack::StackArguments),
 }
 
@@ -375,7 +375,7 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
             None => writeln!(text, "{carried} over shared memory, {tcp} from this machine over TCP")?,
         }
         if let Some(pid) = server.stack_pid {
-            writeln!(text, "  clients elsewhere are those of the stack, pid {pid}")?;
+            writeln!(text, "  TCP of clients on other machines: stack, pid {pid}")?;
         } else if here.is_some_and(|here| here != server.netns) {
             writeln!(text, "  in another network namespace ({}): only clients there use shared memory", server.netns)?;
         }

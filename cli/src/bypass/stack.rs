@@ -48,15 +48,15 @@ impl StackArguments {
         let stop = unslow_interrupt::guard_quietly(); // it ends within a moment
         let mut stack = Stack::new().context("cannot start")?;
         output
-            .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it, and their connections");
+            .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it and their connections");
         let (mut before, mut busy_at, mut patience) = (Census::default(), Instant::now(), FIRST);
         let (flag, until_idle) = (stop.flag(), self.until_idle);
         stack.run(&flag, |now| {
             if now.servers != before.servers {
                 output.note(&match now.servers {
-                    0 => "no server now".to_string(),
-                    1 => "has the connections of 1 server".to_string(),
-                    n => format!("has the connections of {n} servers"),
+                    0 => "no servers now".to_string(),
+                    1 => "handling TCP for 1 server".to_string(),
+                    n => format!("handling TCP for {n} servers"),
                 });
             }
             if now.servers + now.connections > 0 {

@@ -1,7 +1,7 @@
 //! What a live view says of what its threads saw.
 
 use std::sync::Arc;
-use unslow_facts::{Host, Node};
+use unslow_facts::{Host, Node, Standing};
 use unslow_probe::Round;
 use unslow_probe::host::Counts;
 use unslow_series::Stamp;
@@ -110,6 +110,27 @@ fn one_that_owes_an_answer_does_not_look_well_and_one_that_is_away_has_no_client
     live.take(&Note::Saw(0, at(14_000), Saw::Away(Some(away))));
     let node = node(&mut live, at(16_000));
     assert!(node.unreachable.is_some() && node.clients.value().is_none() && node.last.is_none());
+}
+
+#[test]
+fn what_a_process_did_is_told_for_as_long_as_its_silence_lasts_and_an_earlier_stall_is_not() {
+    let mut live = live(5_000);
+    (0..10).for_each(|s| second(&mut live, at(s * 1000), s * 100));
+    let standing = |live: &mut Live, ms: u64, looks: u32, span_ms: u64| {
+        let seen = Standing { looks, span_ms, at_ms: WALL as u64 + ms, ..Standing::default() };
+        live.take(&Note::Saw(0, at(ms), Saw::Standing(Box::new(seen))));
+    };
+    let looks = |live: &mut Live, ms: u64| node(live, at(ms)).standing.map(|seen| seen.looks);
+    standing(&mut live, 8_000, 3, 300);
+    assert_eq!(looks(&mut live, 9_500), Some(3), "a stall of this window");
+    let since_ms = WALL as u64 + 9_500;
+    let away = Away { why: "no answer".into(), lack: unslow_facts::Lack::Answer, silent: true, since_ms };
+    live.take(&Note::Saw(0, at(12_000), Saw::Away(Some(away))));
+    assert_eq!(looks(&mut live, 12_500), None, "of the silence nothing was seen yet");
+    standing(&mut live, 14_600, 50, 5_000);
+    assert_eq!((looks(&mut live, 15_000), looks(&mut live, 60_000)), (Some(50), Some(50)));
+    live.take(&Note::Saw(0, at(61_000), Saw::Away(None)));
+    assert_eq!(looks(&mut live, 62_000), None, "it is over");
 }
 
 #[test]
