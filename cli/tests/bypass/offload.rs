@@ -202,8 +202,9 @@ fn servers_with_threads_and_with_workers_are_served_to_the_byte() {
 }
 
 /// A client of a server that says nothing before it was asked, when the stack has it; with the guard of the server.
-fn carried_of(meeting: &Meeting, stack: &Stack, script: &str) -> (Running, TcpStream) {
-    let mut command = meeting.unslow(&["bypass", "--offload", "--", "python3", &super::here(script)]);
+fn carried_of(meeting: &Meeting, stack: &Stack, mode: &str) -> (Running, TcpStream) {
+    let script = super::here("bypass/ends_behind.py");
+    let mut command = meeting.unslow(&["bypass", "--offload", "--", "python3", &script, mode]);
     let server = Running(command.spawn().unwrap());
     until("the server to be the stack's", || meeting.listed().iter().any(|server| server["stack_pid"] == stack.pid()));
     let client = remote();
@@ -216,7 +217,7 @@ fn an_end_of_one_direction_is_passed_on_behind_what_came_before_it() {
     in_own_network(|| {
         let meeting = Meeting::new();
         let stack = Stack::start(&meeting);
-        let (_server, mut client) = carried_of(&meeting, &stack, "bypass/half_close.py");
+        let (_server, mut client) = carried_of(&meeting, &stack, "echo");
         let said: Vec<u8> = (0..3_000_000u32).map(|n| (n % 249) as u8).collect();
         client.write_all(&said).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
@@ -231,7 +232,7 @@ fn what_a_server_has_written_before_it_ended_is_read_to_the_end() {
     in_own_network(|| {
         let meeting = Meeting::new();
         let stack = Stack::start(&meeting);
-        let (mut server, mut client) = carried_of(&meeting, &stack, "bypass/leaves.py");
+        let (mut server, mut client) = carried_of(&meeting, &stack, "leave");
         client.write_all(b"!").unwrap();
         // It reads when the server has been gone for a while.
         until("the server to be gone", || server.0.try_wait().unwrap().is_some());
