@@ -23,7 +23,7 @@ const GOING: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub struct StackArguments {
-    /// Which users' servers it serves besides this user's: uid:NUMBER, gid:NUMBER, or any; may be repeated
+    /// Serve servers of these users as well as this user's own: uid:NUMBER, gid:NUMBER, or any; may be repeated
     #[arg(long, value_name = "WHO")]
     allow: Vec<String>,
     /// Where servers are found [default: /run/unslow-bypass, else /tmp/unslow-bypass]
@@ -42,7 +42,10 @@ impl StackArguments {
         // One that a server has started makes way for none, and waits for none.
         let patience = if self.until_idle { Duration::ZERO } else { GOING };
         let Some(_lock) = lock(patience)? else {
-            bail!("a stack is running here already; one serves all servers of a meeting directory")
+            bail!(
+                "a stack is already running for this meeting directory, and one serves all its servers (unslow bypass ls \
+                 shows it); use --dir for another"
+            )
         };
         raise_open_files();
         let stop = unslow_interrupt::guard_quietly(); // it ends within a moment
@@ -109,7 +112,8 @@ fn lock(patience: Duration) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// A file of this user's in a directory where every user may make files: nobody else's is opened or waited for.
+/// This user's lock file. Every user can create files in the directory, so a link, a pipe or another user's file is
+/// refused.
 fn own_file(directory: &Path) -> std::io::Result<File> {
     use rustix::fs::OFlags;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

@@ -22,7 +22,7 @@ const ADDRESSES: &str = "import fcntl,socket,struct\n\
 const SERVER: [u8; 4] = [10, 9, 0, 1];
 const CLIENT: [u8; 4] = [10, 9, 0, 2];
 
-/// Runs this in a network of its own; skipped without the right to make one.
+/// Runs `test` in a new network namespace; skips it without the right to create one.
 fn in_own_network(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         // SAFETY: it concerns this thread alone, and what it starts.
@@ -39,7 +39,7 @@ fn in_own_network(test: impl FnOnce() + Send + 'static) {
 
 struct Stack {
     process: Running,
-    /// Open as long as it runs: it goes on to speak.
+    /// Kept open: the stack writes to it later.
     _said: BufReader<ChildStderr>,
 }
 
@@ -267,6 +267,25 @@ fn clients_that_are_gone_before_their_server_took_them_leave_nothing() {
         kill(server.pid(), libc::SIGCONT);
         until("all of them to be over", || had(&meeting, &stack) == 0 && stack.descriptors() == before);
         ask(&mut carried(&meeting, &stack), "PING\r\n", "+PONG\r\n");
+    });
+}
+
+#[test]
+fn no_local_client_is_lost_when_more_come_than_a_stopped_server_has_room_to_be_told_of() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let server = server(&meeting, "valkey-9.1");
+        drop(carried(&meeting, &stack));
+        kill(server.pid(), libc::SIGSTOP);
+        // A unix socket holds some 280 messages; the others wait in the stack and in the kernel's queue.
+        let local = || connected(SocketAddr::from((SERVER, 0)), SocketAddr::from((SERVER, 7990)));
+        let mut clients: Vec<TcpStream> = (0..500).map(|_| TcpStream::from(local())).collect();
+        kill(server.pid(), libc::SIGCONT);
+        for client in &mut clients {
+            client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            ask(client, "PING\r\n", "+PONG\r\n");
+        }
     });
 }
 

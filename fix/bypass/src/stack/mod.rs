@@ -44,8 +44,9 @@ const EVENTS: usize = 512;
 const LISTENERS: usize = 64;
 /// A server that could not be met so often in a row is not tried again.
 const UNMET: u32 = 8;
-/// While a server is behind it is looked at again after this.
-const BEHIND: Duration = Duration::from_millis(1);
+/// A server that is behind is looked at again after any event, which one that takes a connection is; and after this, for
+/// what no event tells: its channel has room, or a descriptor is free.
+const BEHIND: Duration = Duration::from_millis(10);
 
 /// How it is with the servers and their connections now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,7 +124,7 @@ enum About {
     Ring(usize, u32),
 }
 
-/// Numbers of servers and listeners fit into 12 bits, those of connections into 22.
+/// Servers at a time: each costs an address space of a gigabyte.
 const SERVERS: usize = 1 << 12;
 
 impl About {
@@ -181,7 +182,7 @@ impl Stack {
         })
     }
 
-    /// Serves until it is told to stop; `report` hears how it is whenever it looked for servers.
+    /// Serves until `stop` is set; calls `report` after each look for servers.
     ///
     /// # Errors
     ///
@@ -376,6 +377,10 @@ impl Stack {
             // SAFETY: just opened, and owned by nothing else.
             self.accepted(number, unsafe { OwnedFd::from_raw_fd(fd) });
         }
+        // The last of them may have to wait here, and no further event may come.
+        if self.servers.get(number).and_then(Option::as_ref).is_some_and(Server::is_behind) {
+            self.pause(number, at);
+        }
     }
 
     fn accepted(&mut self, number: usize, socket: OwnedFd) {
@@ -416,7 +421,8 @@ impl Stack {
     fn pause(&mut self, number: usize, at: usize) {
         let listener = self.servers[number].as_ref().and_then(|s| Some(s.listeners.get(at)?.as_raw_fd()));
         if let Some(fd) = listener {
-            self.watch(libc::EPOLL_CTL_MOD, fd, 0, About::Listener(number, at));
+            // Not for no events: that it was shut down would be told without end.
+            self.watch(libc::EPOLL_CTL_DEL, fd, 0, About::Listener(number, at));
             self.paused.push((number, at));
         }
     }
@@ -440,7 +446,7 @@ impl Stack {
             if server.is_behind() {
                 self.paused.push((number, at));
             } else {
-                self.watch(libc::EPOLL_CTL_MOD, fd, EPOLLIN, About::Listener(number, at));
+                self.watch(libc::EPOLL_CTL_ADD, fd, EPOLLIN, About::Listener(number, at));
             }
         }
     }

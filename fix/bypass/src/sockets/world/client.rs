@@ -322,7 +322,7 @@ pub fn give(place: &'static Place, socket: RawFd, ring: RawFd) -> bool {
     if let Ok(mut known) = stream.ends.lock() {
         *known = Some(ends);
     }
-    // However busy the server is: nobody else can have it.
+    // It never gives up: the bytes cannot go any other way.
     stream.gives_up.store(u64::MAX, Ordering::Relaxed);
     stream.deadline.store(now_ns().saturating_add(LOOK_NS), Ordering::Relaxed);
     place.set_stream(slot, Some(stream));
