@@ -43,8 +43,8 @@ impl StackArguments {
         let patience = if self.until_idle { Duration::ZERO } else { GOING };
         let Some(_lock) = lock(patience)? else {
             bail!(
-                "a stack is already running for this meeting directory, and one serves all its servers (unslow bypass ls \
-                 shows it); use --dir for another"
+                "a stack is already running for this meeting directory, and one serves all its servers (unslow bypass \
+                 ls shows it); use --dir for another"
             )
         };
         raise_open_files();

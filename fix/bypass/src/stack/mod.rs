@@ -44,7 +44,7 @@ const EVENTS: usize = 512;
 const LISTENERS: usize = 64;
 /// A server that could not be met so often in a row is not tried again.
 const UNMET: u32 = 8;
-/// A server that is behind is looked at again after any event, which one that takes a connection is; and after this, for
+/// A server that is behind is looked at again after any event, such as a connection that it takes; and after this, for
 /// what no event tells: its channel has room, or a descriptor is free.
 const BEHIND: Duration = Duration::from_millis(10);
 
