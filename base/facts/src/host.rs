@@ -182,7 +182,7 @@ impl Process {
 }
 
 /// Another process.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Neighbour {
     /// Process id.
     pub pid: u32,

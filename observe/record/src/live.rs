@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, PeerSockets, Rtt, Sample, Seen, SentinelNode, Standing};
 use unslow_probe::Paid;
-use unslow_probe::host::Counts;
+use unslow_probe::host::{Counts, Crowd};
 use unslow_resp::lossy;
 use unslow_series::{Error, Stamp};
 use unslow_topology::{Info, Role};
@@ -233,7 +233,9 @@ impl Live {
         let ((begun, first), (ended, last)) = (self.counts.front()?, self.counts.back()?);
         let is_enough = ended.mono_ms.saturating_sub(begun.mono_ms) >= SPAN_MS;
         let mut narrow = self.host.as_ref().filter(|_| is_enough)?.1.clone();
-        first.narrow(last, seconds_between(*begun, *ended, true), unix(ended.wall_ms), &mut narrow);
+        let mut crowd = Crowd::default();
+        self.counts.iter().skip(1).for_each(|(_, counts)| crowd.add(counts.numbers()));
+        first.narrow(last, &crowd, seconds_between(*begun, *ended, true), unix(ended.wall_ms), &mut narrow);
         narrow.check().is_ok().then_some(narrow)
     }
 }

@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use unslow_client::{Deployment, Error, ErrorKind, Options, Target, discover};
-use unslow_probe::host::{Counted, Counts};
+use unslow_probe::host::{Counted, Counts, Others};
 use unslow_probe::{Salt, SaltError, host};
 use unslow_reactor::{Reactor, Waker};
 use unslow_series::Writer;
@@ -350,7 +350,7 @@ fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquire
 /// One window after the other, as long as a server of ours runs on this machine; between them its counters. The first
 /// window is short, because the servers' processes are unknown until it ends.
 fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, processes: &Processes, tell: &dyn Fn(Note)) {
-    let mut servers = Vec::new();
+    let (mut servers, mut others) = (Vec::new(), Others::default());
     let mut lasts = window.min(FIRST_LOOK);
     while !shared.ended.load(Ordering::Acquire) {
         let watch = host::Watch::start();
@@ -360,7 +360,9 @@ fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, proce
         let mut next = begun;
         while begun.elapsed() < lasts {
             if !servers.is_empty() && Instant::now() >= next {
-                tell(Note::Counts(stamp(), Counts::take(&servers)));
+                let mut counts = Counts::take(&servers);
+                others.add_to(&mut counts);
+                tell(Note::Counts(stamp(), counts));
                 // After a time in which it was stopped there is one reading, not one for each second.
                 next = (next + pause).max(Instant::now());
             }
@@ -375,6 +377,7 @@ fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, proce
         let (numbers, mut nodes): (Vec<_>, Vec<_>) = inquirers.nodes().into_iter().unzip();
         let host = watch.finish(&mut nodes);
         servers = Counted::of(&host);
+        others.found(&host);
         processes.found(numbers.iter().copied().zip(nodes.iter().map(|node| node.address.clone())), &host);
         if host.processes.is_empty() {
             continue;

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use unslow_facts::Host;
-use unslow_probe::host::Counts;
-use unslow_series::{Directory, Item, Row, Rows};
+use unslow_probe::host::{Counts, Crowd};
+use unslow_series::{Directory, Item, Picked, Row, Rows};
 
 use crate::window::{int, seconds_between};
 
@@ -19,11 +19,15 @@ pub struct Seconds<'a> {
     edge: Option<Row>,
     /// The first one since the clock was set, where it was in this window.
     since_set: Option<Row>,
+    /// Who else was busy since the window's first row.
+    crowd: Crowd,
+    picked: Picked,
 }
 
 impl Seconds<'_> {
     pub fn of(rows: Rows<'_, Directory>) -> Seconds<'_> {
-        Seconds { rows, next: None, edge: None, since_set: None }
+        let (crowd, picked) = (Crowd::default(), Picked::new(Crowd::is_of));
+        Seconds { rows, next: None, edge: None, since_set: None, crowd, picked }
     }
 
     /// A look at the machine as one at this window. `None` where the counters cover less than half of the window, are
@@ -33,7 +37,7 @@ impl Seconds<'_> {
         let (before, after) = (counts(&first), counts(&last));
         let mut narrow = Some(host.clone()).filter(|_| before.is_same_boot(&after))?;
         let at_ms = u64::try_from(last.at.wall_ms).unwrap_or(0);
-        before.narrow(&after, seconds_between(first.at, last.at, false), at_ms, &mut narrow);
+        before.narrow(&after, &self.crowd, seconds_between(first.at, last.at, false), at_ms, &mut narrow);
         narrow.check().is_ok().then_some(narrow)
     }
 
@@ -44,6 +48,7 @@ impl Seconds<'_> {
         self.since_set = None;
         // A recorder, or its first look, began in the window.
         let first = before.or_else(|| self.row().inspect(|next| self.next = Some(next.clone())).map(|next| next.0))?;
+        self.crowd = Crowd::default();
         let last = self.up_to(window.end)?;
         let first = self.since_set.take().unwrap_or(first);
         let covered_ms = last.at.wall_ms - first.at.wall_ms.max(window.start);
@@ -60,6 +65,10 @@ impl Seconds<'_> {
             if is_set {
                 // What lies before a clock that was set is no beginning of a window after it.
                 self.since_set = Some(row.clone());
+                self.crowd = Crowd::default();
+            } else {
+                let numbers = self.picked.of(&row);
+                self.crowd.add(numbers.filter_map(|(name, value)| Some((&**name, int(value)?))));
             }
             self.edge = Some(row);
         }
@@ -189,6 +198,36 @@ mod tests {
         assert_eq!(host(46, 56), (Some(0.0), 10.0, Some(0.5)));
         // The recorder ended before the minute did.
         assert_eq!(host(130, 145), (Some(0.0), 15.0, Some(0.5)));
+    }
+
+    #[test]
+    fn a_job_of_some_seconds_is_in_their_window_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::new(Writer::open(dir.path(), Store::default()).unwrap(), at(0)).unwrap();
+        for second in 0..=60 {
+            // Two processors; one is taken by a job from the 20th to the 30th second.
+            let job = second.clamp(20, 30) - 20;
+            let mut numbers = vec![("cpu/all", 200 * second), ("cpu/idle", 200 * second - 100 * job), ("cpu/steal", 0)];
+            if (21..=30).contains(&second) {
+                let name = i64::from_be_bytes(*b"restic\0\0");
+                numbers.extend([("other/0/pid", 77), ("other/0/parent", 1), ("other/0/client", 0)]);
+                numbers.extend([("other/0/ms", 1000), ("other/0/name", name), ("other/0/name_end", 0)]);
+            }
+            let numbers = numbers.into_iter().map(|(name, n)| (name.to_string(), n));
+            keeper.take(&Note::Counts(at(second), Counts::of_numbers(numbers))).unwrap();
+        }
+        keeper.close().unwrap();
+        let tape = Tape::open(dir.path()).unwrap();
+        let rows = tape.reader.range(crate::scheme::SECONDS, at(0).wall_ms - SECONDS_MS..at(60).wall_ms + SECONDS_MS);
+        let mut seconds = Seconds::of(rows);
+        let minute = Host { cpus: 2, ..Host::default() };
+        let mut named = |from: i64, to: i64| {
+            let host = seconds.narrow(&(at(from).wall_ms..at(to).wall_ms), &minute).unwrap();
+            host.neighbours.into_iter().map(|n| (n.name, n.cpu_share)).collect::<Vec<_>>()
+        };
+        assert_eq!(named(10, 20), []);
+        assert_eq!(named(20, 30), [("restic".to_string(), 1.0)]);
+        assert_eq!(named(30, 40), []);
     }
 
     #[test]

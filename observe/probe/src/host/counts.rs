@@ -15,6 +15,7 @@ use unslow_process::{cpu_ticks, schedstat, seconds, stat};
 use super::cgroups::{self, Bounding, Groups, Mounts};
 use super::machine::line;
 use super::memory_group;
+use super::others::Crowd;
 use super::parse::{CpuTimes, counter, cpu_times_of, kib, shares, stalled};
 use crate::sockets;
 
@@ -65,7 +66,8 @@ impl Counted {
 /// Names: `cpu/all`, `cpu/idle`, `cpu/steal` (ticks of all processors), `cpu/runnable` (tasks), `pressure/cpu.some` and
 /// so on (ms), `tcp/*`, `memory/available` and `memory/swap_used` (MiB), `memory/swap_in` (pages), `memory/reclaims`
 /// and `memory/compactions`, `disk/NAME/*` (writes, ms), `link/NAME/*` (KiB), `machine/boot` (some digits of the boot
-/// id); of a listening socket, behind `queue/ADDRESS/`: `dropped` and `waiting` (connections); of a server, behind
+/// id); of other processes that are busy, behind `other/PLACE/`: `pid`, `parent`, `client`, `name`, `name_end` and `ms`
+/// since the counts before ([`super::Others`]); of a listening socket, behind `queue/ADDRESS/`: `dropped` and `waiting` (connections); of a server, behind
 /// `server/ADDRESS/`: `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main thread, `periods/LEVEL/*` of its
 /// cgroups (ms, periods), and `group/*` of the one that bounds its memory. Units are as coarse as a share of some
 /// seconds allows: what is finer is noise, and noise cannot be compressed.
@@ -131,7 +133,18 @@ impl Counts {
     }
 
     fn put(&mut self, name: impl Into<String>, n: u64) {
-        self.0.insert(name.into(), i64::try_from(n).unwrap_or(i64::MAX));
+        self.put_number(name.into(), i64::try_from(n).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn put_number(&mut self, name: String, n: i64) {
+        self.0.insert(name, n);
+    }
+
+    /// What processors did that was no server's, since they were started. It may step back with a server that ends.
+    pub(super) fn ticks_of_others(&self) -> Option<i64> {
+        let of = |name: &str| self.0.get(name).copied();
+        let servers = self.names(SERVER, "/ticks").filter_map(|address| of(&format!("{SERVER}{address}/ticks")));
+        Some(of("cpu/all")? - of("cpu/idle")? - of("cpu/steal")? - servers.sum::<i64>())
     }
 
     fn processors(&mut self) {
@@ -273,7 +286,7 @@ impl Counts {
 
     /// Replaces the figures of a look at the machine with those of this window, which ended at `at_ms`. Shares that are
     /// not counted every second stay as they were; counts that are not are removed.
-    pub fn narrow(&self, after: &Counts, window_s: f64, at_ms: u64, host: &mut Host) {
+    pub fn narrow(&self, after: &Counts, crowd: &Crowd, window_s: f64, at_ms: u64, host: &mut Host) {
         let (wide_s, sees_network) = (host.window_s, host.tcp.is_some());
         self.tell_machine(after, window_s, host);
         host.at_ms = at_ms;
@@ -289,10 +302,11 @@ impl Counts {
             let part = window_s / wide_s.max(0.001);
             core.device_interrupts = core.device_interrupts.map(|n| (n as f64 * part) as u64);
         }
+        crowd.tell(window_s, host);
         self.tell_neighbours(host);
     }
 
-    /// Others are known by the minute. All of them together used no more than the window's counters leave for them: who
+    /// Others who were not busy enough to be read every second are known by the minute. All of them together used no more than the window's counters leave for them: who
     /// was at work in the rest of the minute is not blamed for this part of it.
     fn tell_neighbours(&self, host: &mut Host) {
         let servers: f64 = host.processes.iter().filter_map(|p| p.cpu_share).sum();
@@ -466,7 +480,7 @@ mod tests {
             ])
         };
         let mut host = minute();
-        at(1).narrow(&at(2), 4.0, 7_000, &mut host);
+        at(1).narrow(&at(2), &Crowd::default(), 4.0, 7_000, &mut host);
         assert_eq!((host.at_ms, host.window_s), (7_000, 4.0));
         assert_eq!((host.steal_share, host.busy_share), (Some(0.1), Some(0.5)));
         assert_eq!(host.pressure["io.some"], 0.5);
@@ -493,11 +507,11 @@ mod tests {
     fn a_server_that_was_started_again_has_counted_since_then() {
         let server = |ticks: i64| counts(&[("server/10.0.0.1:6379/ticks", ticks)]);
         let mut host = minute();
-        server(90_000).narrow(&server(100), 2.0, 0, &mut host);
+        server(90_000).narrow(&server(100), &Crowd::default(), 2.0, 0, &mut host);
         assert_eq!(host.processes[0].cpu_share, Some(0.5));
         // Of one that was not there at the start a share of the minute is kept, and no number of times.
         let mut host = minute();
-        counts(&[]).narrow(&server(100), 2.0, 0, &mut host);
+        counts(&[]).narrow(&server(100), &Crowd::default(), 2.0, 0, &mut host);
         let process = &host.processes[0];
         assert_eq!((process.cpu_share, process.major_faults, process.throttled_periods), (Some(0.02), None, None));
         assert_eq!(process.accept_queues[0].dropped, None);
@@ -507,7 +521,7 @@ mod tests {
     fn counters_of_the_machine_that_step_back_have_not_grown() {
         let at = |bytes: i64| counts(&[("link/eth0/received", bytes), ("link/eth0/sent", 5), ("cpu/all", bytes)]);
         let mut host = minute();
-        at(1_000_000).narrow(&at(10), 2.0, 0, &mut host);
+        at(1_000_000).narrow(&at(10), &Crowd::default(), 2.0, 0, &mut host);
         assert!(host.links.is_empty() && host.busy_share.is_none(), "{host:?}");
         assert!(at(1).is_same_boot(&at(2)));
         let boot = |n: i64| counts(&[("machine/boot", n)]);
@@ -522,10 +536,10 @@ mod tests {
             counts(&[&tcp[..], &links[..]].concat())
         };
         let mut host = minute();
-        at(1).narrow(&at(2), 1.0, 0, &mut host);
+        at(1).narrow(&at(2), &Crowd::default(), 1.0, 0, &mut host);
         assert!(host.tcp.is_some() && !host.links.is_empty());
         let mut host = Host { tcp: None, ..minute() };
-        at(1).narrow(&at(2), 1.0, 0, &mut host);
+        at(1).narrow(&at(2), &Crowd::default(), 1.0, 0, &mut host);
         assert!(host.tcp.is_none() && host.links.is_empty());
     }
 

@@ -12,6 +12,7 @@ mod elsewhere;
 mod machine;
 mod memory_group;
 mod neighbours;
+mod others;
 mod parse;
 mod processes;
 mod queues;
@@ -35,6 +36,7 @@ use processes::{Listener, Task, is_another, listeners, observers, sent_info, soc
 
 pub use assign::{Outcome, assign, outcomes};
 pub use counts::{Counted, Counts};
+pub use others::{Crowd, Others};
 pub use standing::{Looks, look_at_silent};
 
 /// The first of two samples.

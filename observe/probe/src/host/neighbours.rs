@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,12 @@ use super::parse::rows;
 use super::processes::{Task, socket_inodes, used};
 use crate::sockets::{self, TcpSocket};
 
+/// So many are told.
+pub const MOST: usize = 5;
+
 /// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when
 /// the window began, `elsewhere` where servers in other network namespaces are reached.
 pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket], elsewhere: BTreeSet<Listened>) {
-    const MOST: usize = 5;
     /// Connections that last shorter than a look are met by looking again; not for longer than this. On a machine that
     /// is short of processors one look takes a tenth of a second, as long as such a connection.
     const LOOK: Duration = Duration::from_secs(1);
@@ -33,51 +35,77 @@ pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket]
         .collect();
     all.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
     all.truncate(MOST);
-    let ports = host.processes.iter().flat_map(|p| &p.addresses).map(|a| port_of(a)).collect();
-    let ours = Ours { ports, local: local_ips(), elsewhere };
-    let here = ours.connections(sockets);
-    // What was open and what led to a server are read one after the other and compared over all looks: tables are long
-    // under short connections, and one may begin and end between two readings. Inodes are not used again so soon.
-    let tables: Vec<Vec<PathBuf>> = all.iter().map(|n| tables_elsewhere(n.pid)).collect();
-    let mut open: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); all.len()];
-    let mut led: Vec<BTreeSet<u32>> = vec![here; all.len()];
+    let doors = Doors::of(host, elsewhere);
+    let mut here = doors.connections(sockets);
+    let mut seen: Vec<Sockets> = all.iter().map(|_| Sockets::default()).collect();
     let until = Instant::now() + LOOK;
     let waited = host.processes.iter().any(|p| p.run_delay_share.is_some_and(|d| d > 0.01));
     loop {
-        for (i, neighbour) in all.iter_mut().enumerate().filter(|(_, n)| !n.client) {
-            // As close together as can be: what is read is taken apart later.
-            open[i].extend(socket_inodes(neighbour.pid));
-            let read = |table: &PathBuf| {
-                let text = fs::read_to_string(table).unwrap_or_default();
-                open[i].extend(socket_inodes(neighbour.pid));
-                text
-            };
-            let texts: Vec<String> = tables[i].iter().map(read).collect();
-            led[i].extend(ours.connections_in(&texts));
-            neighbour.client = !open[i].is_disjoint(&led[i]);
+        for (neighbour, sockets) in all.iter_mut().zip(&mut seen).filter(|(n, _)| !n.client) {
+            neighbour.client = sockets.lead(neighbour.pid, &doors, &here);
         }
         // It matters only where a server had to wait for them.
         if !waited || all.iter().all(|n| n.client) || Instant::now() > until {
             break;
         }
         std::thread::sleep(PAUSE);
-        let here = ours.connections(&sockets::all().unwrap_or_default());
-        led.iter_mut().for_each(|l| l.extend(&here));
+        here = doors.connections(&sockets::all().unwrap_or_default());
     }
     host.neighbours = all;
 }
 
+/// What was seen of one process's sockets.
+///
+/// What was open and what led to a server are read one after the other and compared over all looks: tables are long
+/// under short connections, and one may begin and end between two readings. Inodes are not used again so soon.
+#[derive(Default)]
+pub struct Sockets {
+    /// Of the network namespaces it is in and we are not.
+    tables: Option<Vec<PathBuf>>,
+    open: BTreeSet<u32>,
+    led: BTreeSet<u32>,
+}
+
+impl Sockets {
+    /// Looks again: whether one of them led to a server. `here` are the clients' ends in this network namespace.
+    pub fn lead(&mut self, pid: u32, doors: &Doors, here: &BTreeSet<u32>) -> bool {
+        // As close together as can be: what is read is taken apart later.
+        self.led.extend(here);
+        self.open.extend(socket_inodes(pid));
+        let tables = self.tables.get_or_insert_with(|| tables_elsewhere(pid));
+        let read = |table: &PathBuf| {
+            let text = fs::read_to_string(table).unwrap_or_default();
+            self.open.extend(socket_inodes(pid));
+            text
+        };
+        let texts: Vec<String> = tables.iter().map(read).collect();
+        self.led.extend(doors.connections_in(&texts));
+        !self.open.is_disjoint(&self.led)
+    }
+}
+
 /// Where the servers of this host are reached.
-struct Ours {
+#[derive(Default)]
+pub struct Doors {
     ports: BTreeSet<u16>,
     local: BTreeSet<IpAddr>,
     /// In other network namespaces.
     elsewhere: BTreeSet<Listened>,
 }
 
-impl Ours {
+impl Doors {
+    /// Those of the servers that a look found, and those that are `elsewhere`.
+    pub fn of(host: &Host, elsewhere: BTreeSet<Listened>) -> Doors {
+        let addresses = || host.processes.iter().flat_map(|p| &p.addresses);
+        let local = local_ips();
+        let named = addresses().filter_map(|address| address.parse::<SocketAddr>().ok());
+        let abroad = named.map(|at| (at.ip(), at.port())).filter(|(ip, _)| !ip.is_loopback() && !local.contains(ip));
+        let elsewhere = elsewhere.into_iter().chain(abroad).collect();
+        Doors { ports: addresses().map(|a| port_of(a)).collect(), local, elsewhere }
+    }
+
     /// Inodes of the clients' ends, of sockets in this network namespace.
-    fn connections(&self, sockets: &[TcpSocket]) -> BTreeSet<u32> {
+    pub fn connections(&self, sockets: &[TcpSocket]) -> BTreeSet<u32> {
         let here = |ip: &IpAddr| ip.is_loopback() || self.local.contains(ip);
         let ours = |peer: &Listened| self.elsewhere.contains(peer) || (self.ports.contains(&peer.1) && here(&peer.0));
         sockets.iter().filter(|s| !s.listening && ours(&s.peer)).map(|s| s.inode).collect()
@@ -116,7 +144,7 @@ mod tests {
         let here: IpAddr = "10.0.0.1".parse().unwrap();
         let lab: Listened = ("198.18.1.1".parse().unwrap(), 7000);
         let ours =
-            Ours { ports: BTreeSet::from([6379]), local: BTreeSet::from([here]), elsewhere: BTreeSet::from([lab]) };
+            Doors { ports: BTreeSet::from([6379]), local: BTreeSet::from([here]), elsewhere: BTreeSet::from([lab]) };
         let sockets = [
             socket("10.0.0.1:1001", "10.0.0.1:6379"),
             socket("127.0.0.1:1002", "127.0.0.1:6379"),

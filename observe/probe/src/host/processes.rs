@@ -57,6 +57,11 @@ pub fn used() -> impl Iterator<Item = (u32, Task)> {
     pids().filter_map(|pid| Some((pid, task(pid, None)?)))
 }
 
+/// One process, with what it has used.
+pub fn task_of(pid: u32) -> Option<Task> {
+    task(pid, None)
+}
+
 /// Without `mounts` a server is looked at as any process.
 fn task(pid: u32, mounts: Option<&Mounts>) -> Option<Task> {
     let stat = stat(pid)?;
