@@ -1,5 +1,7 @@
 //! One answer made of the answers of several nodes.
 
+use std::collections::BTreeMap;
+
 use unslow_commands::Join;
 use unslow_resp::{Frame, Kind as FrameKind, Split, Splitter, write_header};
 
@@ -16,13 +18,47 @@ pub enum Whole {
 
 /// An answer in the making.
 pub struct Gather {
-    pub whom: Whom,
     pub seq: u32,
     pub whole: Whole,
     pub parts: Vec<Vec<u8>>,
     /// How much of each part, whole or still coming, counts among its client's parked bytes.
     pub counted: Vec<usize>,
     pub left: usize,
+}
+
+/// All that are not complete, by client and number: one who leaves takes its own along, however many others have.
+#[derive(Default)]
+pub struct Gathers(BTreeMap<(Whom, u32), Gather>);
+
+impl Gathers {
+    pub fn insert(&mut self, whom: Whom, number: u32, gather: Gather) {
+        self.0.insert((whom, number), gather);
+    }
+
+    pub fn get(&self, whom: Whom, number: u32) -> Option<&Gather> {
+        self.0.get(&(whom, number))
+    }
+
+    pub fn get_mut(&mut self, whom: Whom, number: u32) -> Option<&mut Gather> {
+        self.0.get_mut(&(whom, number))
+    }
+
+    pub fn remove(&mut self, whom: Whom, number: u32) -> Option<Gather> {
+        self.0.remove(&(whom, number))
+    }
+
+    /// A client is gone.
+    pub fn forget(&mut self, whom: Whom) {
+        while let Some((first, _)) = self.0.range((whom, 0)..=(whom, u32::MAX)).next() {
+            let first = *first;
+            self.0.remove(&first);
+        }
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// The elements of an aggregate as they stand on the wire.
@@ -106,6 +142,23 @@ pub fn values(order: &[u16], parts: &[Vec<u8>]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_that_leaves_takes_its_own_answers_along() {
+        let mut all = Gathers::default();
+        let whom = |index, serial| Whom { index, serial };
+        let own =
+            || Gather { seq: 0, whole: Whole::Values(Vec::new()), parts: Vec::new(), counted: Vec::new(), left: 1 };
+        for client in [whom(0, 9), whom(1, 5), whom(1, 6), whom(2, 0)] {
+            for number in [0, 7, u32::MAX] {
+                all.insert(client, number, own());
+            }
+        }
+        all.forget(whom(1, 5));
+        assert_eq!(all.len(), 9);
+        assert!(all.get(whom(1, 5), 7).is_none() && all.get(whom(1, 6), 0).is_some());
+        assert!(all.remove(whom(0, 9), u32::MAX).is_some() && all.remove(whom(0, 9), u32::MAX).is_none());
+    }
 
     #[test]
     fn makes_one_answer_of_several() {

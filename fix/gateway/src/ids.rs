@@ -108,7 +108,7 @@ impl<I: Place, T> IndexMut<I> for Places<I, T> {
 }
 
 /// A client, as long as it is there: indices are used again, serial numbers are not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Whom {
     pub index: u32,
     pub serial: u32,

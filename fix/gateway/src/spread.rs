@@ -22,13 +22,13 @@ impl Worker {
     pub fn divide(&mut self, io: &mut Io, whom: Whom, command: &Command, how: Divide) -> bool {
         let arg = |i: usize| command.arg(i);
         let step = if how == Divide::Pairs { 2 } else { 1 };
-        let keys = || (1..command.len()).step_by(step);
-        let first = keys().next().map_or(NO_SLOT, |i| slot_of(arg(i)));
+        let slots: Vec<u16> = (1..command.len()).step_by(step).map(|i| slot_of(arg(i))).collect();
+        let first = slots.first().copied().unwrap_or(NO_SLOT);
         if command.len() < 1 + step || !(command.len() - 1).is_multiple_of(step) {
             // The server says what is wrong with it, after it has looked at the keys.
             return self.send(io, whom, command, first, Kind::Reply);
         }
-        if keys().all(|i| slot_of(arg(i)) == first) {
+        if slots.iter().all(|slot| *slot == first) {
             return self.send(io, whom, command, first, Kind::Reply);
         }
         if how == Divide::Pairs && self.config.strict {
@@ -39,10 +39,9 @@ impl Worker {
         }
         // One part a slot, in the order of their first keys.
         let mut parts: Vec<(u16, Vec<usize>)> = Vec::new();
-        let mut order = Vec::with_capacity(command.len());
+        let mut order = Vec::with_capacity(slots.len());
         let mut part_of = std::collections::HashMap::new();
-        for i in keys() {
-            let slot = slot_of(arg(i));
+        for (i, slot) in (1..).step_by(step).zip(slots) {
             let part = *part_of.entry(slot).or_insert_with(|| {
                 parts.push((slot, Vec::new()));
                 parts.len() - 1
@@ -167,7 +166,7 @@ impl Worker {
         let number = self.gather_number;
         let count = commands.len();
         let (parts, counted) = (vec![Vec::new(); count], vec![0; count]);
-        self.gathers.insert(number, Gather { whom, seq, whole, parts, counted, left: count });
+        self.gathers.insert(whom, number, Gather { seq, whole, parts, counted, left: count });
         for (part, ((slot, node, bytes), lane)) in commands.into_iter().zip(lanes).enumerate() {
             let first = Flight::new(whom, number, plan, &bytes, self.now, slot, Kind::Gather);
             let flight = Flight { node, part: part as u16, ..first };
@@ -186,10 +185,10 @@ impl Worker {
 
     /// So many bytes of a part are there. They wait in memory until the last part has come: a client that asks for more
     /// than may wait for it is closed. False where nobody waits for them any more.
-    pub fn count_part(&mut self, io: &mut Io, number: u32, part: u16, bytes: usize) -> bool {
-        let Some(gather) = self.gathers.get_mut(&number) else { return false };
+    pub fn count_part(&mut self, io: &mut Io, whom: Whom, number: u32, part: u16, bytes: usize) -> bool {
+        let Some(gather) = self.gathers.get_mut(whom, number) else { return false };
         let Some(counted) = gather.counted.get_mut(usize::from(part)) else { return false };
-        let (before, whom) = (std::mem::replace(counted, bytes), gather.whom);
+        let before = std::mem::replace(counted, bytes);
         let Some(client) = self.client(whom) else { return false };
         client.parked = client.parked + bytes - before;
         let held = client.parked;
@@ -202,19 +201,19 @@ impl Worker {
     }
 
     /// A part has come.
-    pub fn gathered(&mut self, io: &mut Io, number: u32, part: u16, bytes: &[u8]) {
-        if !self.count_part(io, number, part, bytes.len()) {
+    pub fn gathered(&mut self, io: &mut Io, whom: Whom, number: u32, part: u16, bytes: &[u8]) {
+        if !self.count_part(io, whom, number, part, bytes.len()) {
             return;
         }
-        let Some(gather) = self.gathers.get_mut(&number) else { return };
+        let Some(gather) = self.gathers.get_mut(whom, number) else { return };
         let Some(place) = gather.parts.get_mut(usize::from(part)).filter(|p| p.is_empty()) else { return };
         place.extend_from_slice(bytes);
         gather.left -= 1;
         if gather.left > 0 {
             return;
         }
-        let Some(gather) = self.gathers.remove(&number) else { return };
-        if let Some(client) = self.client(gather.whom) {
+        let Some(gather) = self.gathers.remove(whom, number) else { return };
+        if let Some(client) = self.client(whom) {
             let counted = gather.counted.iter().sum::<usize>();
             client.parked -= counted;
             self.parked -= counted;
@@ -224,7 +223,7 @@ impl Worker {
             Whole::Values(order) => values(order, &gather.parts),
             Whole::Scan(node, place) => self.scanned(*node, *place, &gather.parts[0]),
         };
-        self.answer(io, gather.whom, gather.seq, &answer, true);
+        self.answer(io, whom, gather.seq, &answer, true);
     }
 
     /// The order in which masters are scanned: each by the smallest number of all whose work it does, so that a

@@ -122,7 +122,7 @@ impl Worker {
 
     /// Whether commands of the same client are under way behind this one.
     pub(super) fn followed(&mut self, flight: &Flight) -> bool {
-        let gather = (flight.kind == Kind::Gather).then(|| self.gathers.get(&flight.seq).map(|g| g.seq));
+        let gather = (flight.kind == Kind::Gather).then(|| self.gathers.get(flight.whom, flight.seq).map(|g| g.seq));
         let seq = gather.unwrap_or(Some(flight.seq));
         match (seq, self.client(flight.whom)) {
             (Some(seq), Some(client)) => client.at(seq) + 1 < client.pending.len(),
@@ -314,7 +314,7 @@ impl Worker {
         let Some(client) = self.client(flight.whom) else {
             // Never written, or only a question: nobody waits for it any more.
             if flight.kind == Kind::Gather {
-                self.gathers.remove(&flight.seq);
+                self.gathers.remove(flight.whom, flight.seq);
             }
             return;
         };
@@ -377,7 +377,7 @@ impl Worker {
         match flight.kind {
             Kind::Swallow | Kind::Probe => {}
             Kind::Verify => self.unverified(io, flight),
-            Kind::Gather => self.gathered(io, flight.seq, flight.part, bytes),
+            Kind::Gather => self.gathered(io, flight.whom, flight.seq, flight.part, bytes),
             Kind::Exec => {
                 if let Some(client) = self.client(flight.whom) {
                     client.end_transaction();

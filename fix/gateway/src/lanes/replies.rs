@@ -83,7 +83,7 @@ impl Worker {
         let wanted = held <= SMALL
             || match flight {
                 _ if !ready => true,
-                Some(Flight { kind: Kind::Gather, seq, part, .. }) => self.count_part(io, seq, part, held),
+                Some(Flight { kind: Kind::Gather, whom, seq, part, .. }) => self.count_part(io, whom, seq, part, held),
                 Some(Flight { kind: Kind::Swallow, .. }) => false,
                 Some(flight) => self.may_wait(io, flight.whom, held),
                 None => owner.is_none_or(|owner| self.may_wait(io, owner, held)),
@@ -162,7 +162,7 @@ impl Worker {
                 return self.lost_own_lane(io, lane, flight.whom);
             }
             Meaning::Part => {
-                self.gathered(io, flight.seq, flight.part, bytes);
+                self.gathered(io, flight.whom, flight.seq, flight.part, bytes);
                 if self.pinned(lane) {
                     self.return_lane(io, lane);
                 }

@@ -232,7 +232,7 @@ impl Worker {
         for lane in client.subs.iter().copied().chain(client.pin).chain(client.aside).chain(stream) {
             self.close_lane(io, lane);
         }
-        self.gathers.retain(|_, g| g.whom != whom);
+        self.gathers.forget(whom);
         if let Some(set) = client.set {
             self.disown_set(io, set, whom);
         }

@@ -24,7 +24,7 @@ use unslow_reactor::{Closed, Handler, Id, Io, Visitor, now_ns};
 use crate::clock::MS;
 use crate::config::{ClientAuth, Config};
 use crate::flight::Again;
-use crate::gather::Gather;
+use crate::gather::Gathers;
 use crate::ids::{IdentityId, LaneId, Places, SetId};
 use crate::map::Map;
 use crate::own::Most;
@@ -102,7 +102,7 @@ pub struct Worker {
     pub pool: HashMap<PoolKey, Vec<LaneId>>,
     /// Where one of them is kept for the next subscription.
     pub spares: HashMap<PoolKey, Spare>,
-    pub gathers: HashMap<u32, Gather>,
+    pub gathers: Gathers,
     pub gather_number: u32,
     pub again: BTreeMap<(u64, u64), Again>,
     pub again_number: u64,
@@ -182,7 +182,7 @@ impl Worker {
             reap_at: 0,
             pool: HashMap::new(),
             spares: HashMap::new(),
-            gathers: HashMap::new(),
+            gathers: Gathers::default(),
             gather_number: 0,
             again: BTreeMap::new(),
             again_number: 0,
