@@ -5,13 +5,14 @@
 # What it can show: CPU a request, and ratios on these processors; with the server held to a fifth of a core by its cgroup
 # (v1), what a server gains whose core is the limit; the stack is not held. What it cannot: a network card. Over a veth a
 # sender also runs the kernel's receiving half of its peer, so some of what the server is spared is the client's; with a
-# card that is the client's machine's. Takes about six minutes.
+# card that is the client's machine's. Takes about eight minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
 out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out" "$UNSLOW_CACHE"
 cargo build --release --package unslow
+cargo build --release --package unslow-bypass --example relay_floor
 unslow=$PWD/target/release/unslow
 "$unslow" engine install 2> /dev/null
 server() { "$unslow" engine ls --format json | python3 -c 'import json,sys; print(next(e["server"] for e in json.load(sys.stdin)["engines"] if e["name"] == sys.argv[1]))' "$1"; }
@@ -27,5 +28,5 @@ export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     echo
     echo "\`bench/offload.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). \`unslow bench\` behind a veth, medians of ${ROUNDS:-5} pairs of windows of ${WINDOW:-2} s, interleaved; CPU in us a request, of whole processes. Over a veth the CPU of a sender includes the receiving half of its peer's kernel; the stack is never held to a share of a core."
     echo
-    python3 bench/bypass/offload.py "$unslow" "Redis 7.0=$redis" "Valkey 9.1=$(server valkey-9.1)"
+    python3 bench/bypass/offload.py "$unslow" "$PWD/target/release/examples/relay_floor" "Redis 7.0=$redis" "Valkey 9.1=$(server valkey-9.1)"
 } | tee "$out/${NAME:-offload}.md"

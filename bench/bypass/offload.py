@@ -1,9 +1,10 @@
 """Servers with and without --offload, clients in another network namespace behind a veth; prints tables. See
 bench/offload.sh.
 
-offload.py UNSLOW NAME=SERVER...   (rounds: ROUNDS, seconds a window: WINDOW)
+offload.py UNSLOW RELAY_FLOOR NAME=SERVER...   (rounds: ROUNDS, seconds a window: WINDOW)
 
-CPU in us a request, of whole processes. Each round measures both kinds, in an order that changes.
+CPU in us a request, of whole processes. Each round measures all kinds, in an order that changes. The floor is
+fix/bypass/examples/relay_floor.rs before the direct server's socket file: a relay with one epoll set and nothing else.
 """
 
 import json
@@ -17,7 +18,7 @@ import time
 
 from process import cpu_ns
 
-unslow, servers = sys.argv[1], [a.split("=", 1) for a in sys.argv[2:]]
+unslow, relay_floor, servers = sys.argv[1], sys.argv[2], [a.split("=", 1) for a in sys.argv[3:]]
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("WINDOW", "2"))
 HERE, THERE, NETNS = "10.199.0.1", "10.199.0.2", "unslow-offload"
 CGROUPS = "/sys/fs/cgroup/cpu"
@@ -44,6 +45,7 @@ class Server:
     def __init__(self, program, port, offload):
         self.port, self.offload, self.dir = port, offload, tempfile.mkdtemp()
         words = [program, "--port", str(port), "--bind", HERE, "--protected-mode", "no", "--save", "", "--dir", self.dir]
+        words += ["--unixsocket", self.file()]
         if offload:
             words = [unslow, "bypass", "--offload", "--", *words]
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -51,6 +53,9 @@ class Server:
         os.makedirs(self.group, exist_ok=True)
         with open(f"{self.group}/cgroup.procs", "w") as file:
             file.write(str(self.process.pid))
+
+    def file(self):
+        return f"{self.dir}/socket"
 
     def hold(self, quota):
         for name, value in (("cpu.cfs_period_us", PERIOD), ("cpu.cfs_quota_us", quota)):
@@ -69,28 +74,44 @@ def load(port, *more):
     return command + ["--mix", "get=1", "--no-preload", "--format", "json", "-q", *more]
 
 
-def window(server, stack, *more, seconds=SECONDS):
-    """A run: its report, us of the server's CPU a request, and of the stack's."""
+class Floor:
+    """A bare relay before a server."""
+
+    def __init__(self, server, port):
+        self.server, self.port = server, port
+        self.process = subprocess.Popen([relay_floor, f"{HERE}:{port}", server.file()])
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+def window(server, stack, *more, seconds=SECONDS, port=None):
+    """A run: its report, us of the server's CPU a request, and of the stack's or relay's."""
     pids = [server.process.pid, stack.pid]
     before = [cpu_ns(pid) for pid in pids]
-    done = subprocess.run(load(server.port, "--seconds", str(seconds), *more), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(load(port or server.port, "--seconds", str(seconds), *more), capture_output=True, text=True, timeout=120)
     after = [cpu_ns(pid) for pid in pids]
     report = json.loads(done.stdout)["runs"][0]
     assert not report["errors"], report["errors"]
     return report, *((b - a) / report["requests"] / 1e3 for a, b in zip(before, after))
 
 
-def interleaved(direct, offload, stack, *more):
-    """Medians of both: requests/s, p50 us, us a request of server and stack; and the median ratio of requests/s."""
-    found = {"direct": [], "offload": []}
+def interleaved(direct, offload, stack, *more, floor=None):
+    """Medians of each kind: requests/s, p50 us, us a request of server and stack or relay; and the median ratio of
+    requests/s, with a stack to direct."""
+    kinds = {"direct": lambda: window(direct, stack, *more), "offload": lambda: window(offload, stack, *more)}
+    if floor:
+        kinds["floor"] = lambda: window(floor.server, floor.process, *more, port=floor.port)
+    found = {kind: [] for kind in kinds}
     for turn in range(ROUNDS):
-        kinds = [("direct", direct), ("offload", offload)]
-        for kind, server in kinds if turn % 2 else kinds[::-1]:
-            report, own, its = window(server, stack, *more)
+        names = list(kinds)
+        for kind in names if turn % 2 else names[::-1]:
+            report, own, its = kinds[kind]()
             found[kind].append((report["throughput_per_s"], p50(report), own, its))
     medians = {kind: [statistics.median(column) for column in zip(*rows)] for kind, rows in found.items()}
     ratios = [b[0] / a[0] for a, b in zip(found["direct"], found["offload"])]
-    return medians["direct"], medians["offload"], statistics.median(ratios), (min(ratios), max(ratios))
+    return medians, statistics.median(ratios), (min(ratios), max(ratios))
 
 
 def p50(report):
@@ -98,9 +119,11 @@ def p50(report):
 
 
 def row(what, found):
-    direct, offload, ratio, (low, high) = found
+    medians, ratio, (low, high) = found
+    direct, offload, floor = medians["direct"], medians["offload"], medians.get("floor")
     cells = [what, f"{direct[0] / 1e3:.0f}k", f"{offload[0] / 1e3:.0f}k", f"{ratio:.2f} ({low:.2f} to {high:.2f})"]
     cells += [f"{direct[1]:.0f}", f"{offload[1]:.0f}", f"{direct[2]:.2f}", f"{offload[2]:.2f}", f"{offload[3]:.2f}"]
+    cells += [f"{floor[3]:.2f}", f"{floor[2]:.2f}", f"{floor[0] / 1e3:.0f}k"] if floor else ["", "", ""]
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -143,24 +166,27 @@ def main():
             fill = [*load(server.port, "--requests", "1"), "--preload"]
             fill.remove("--no-preload")
             subprocess.run(fill, check=True, capture_output=True)
-        print("| GET, clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | p50 us, direct | offload | server's CPU us, direct | offload | stack's CPU us |")
-        print("|---|---|---|---|---|---|---|---|---|", flush=True)
+        print("| GET, clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | p50 us, direct | offload | server's CPU us, direct | offload | stack's CPU us | bare relay's CPU us | its server's | its requests/s |")
+        print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
         for name, (direct, offload, *_) in pairs.items():
+            floor = Floor(direct, direct.port + 50)
+            running.append(floor)
+            time.sleep(0.5)
             for depth in (1, 16):
-                row(f"{name}, 50 connections, depth {depth}", interleaved(direct, offload, stack, "-c", "50", "-P", str(depth)))
+                row(f"{name}, 50 connections, depth {depth}", interleaved(direct, offload, stack, "-c", "50", "-P", str(depth), floor=floor))
         for name, (direct, offload, *_) in pairs.items():
             direct.hold(QUOTA), offload.hold(QUOTA)
             found = interleaved(direct, offload, stack, "-c", "50")
             row(f"{name}, a fifth of a core", found)
-            rate = str(int(found[0][0] * 0.7))
+            rate = str(int(found[0]["direct"][0] * 0.7))
             row(f"{name}, a fifth of a core, {rate} a second", interleaved(direct, offload, stack, "-c", "50", "--rate", rate))
             direct.hold(-1), offload.hold(-1)
         print("\n| p99 us of 2,000 GET/s | alone | while another server is flooded (200 connections, depth 32) |\n|---|---|---|")
         for name, (direct, offload, direct_other, other) in pairs.items():
             fairness(name, {"direct": (direct, direct_other), "offload": (offload, other)}, stack)
     finally:
-        for server in running:
-            server.end()
+        for process in running[::-1]:
+            process.end()
         stack.terminate()
         stack.wait()
         subprocess.run(["ip", "netns", "del", NETNS], check=False)

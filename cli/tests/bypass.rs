@@ -17,6 +17,8 @@ mod left_behind;
 mod left_to_tcp;
 #[path = "bypass/offload.rs"]
 mod offload;
+#[path = "bypass/offload_load.rs"]
+mod offload_load;
 #[path = "bypass/order.rs"]
 mod order;
 #[path = "bypass/ownership.rs"]

@@ -4,12 +4,14 @@ use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use unslow_bypass::channel::{self, Choice, Rule};
-use unslow_bypass::stack::{Census, Stack};
+use unslow_bypass::stack::{Count, Seen, Served, Stack};
+use unslow_status::{Exposition, Labels, NotReady, Status};
 
 use super::meeting_directory;
 use crate::output::Output;
@@ -20,6 +22,8 @@ const IDLE: Duration = Duration::from_secs(10);
 const FIRST: Duration = Duration::from_secs(60);
 /// A stack that was killed holds its lock until the kernel has taken it apart.
 const GOING: Duration = Duration::from_secs(1);
+/// A thread for each server, as far as it goes: one that has none sleeps.
+const THREADS: u16 = 16;
 
 #[derive(Args)]
 pub struct StackArguments {
@@ -29,6 +33,13 @@ pub struct StackArguments {
     /// Where servers are found [default: /run/unslow-bypass, else /tmp/unslow-bypass]
     #[arg(long, value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
+    /// Threads: each server is on one of them, and the kernel shares processors out among threads, so a flood on one
+    /// server costs those on other threads no turn
+    #[arg(long, value_name = "N", default_value_t = THREADS, value_parser = clap::value_parser!(u16).range(1..=64))]
+    threads: u16,
+    /// Serve /metrics and /healthz here, such as 127.0.0.1:9191: connections and bytes of each server
+    #[arg(long, value_name = "ADDRESS")]
+    status: Option<String>,
     /// End when there has been no server and no connection for ten seconds
     #[arg(long)]
     until_idle: bool,
@@ -49,23 +60,33 @@ impl StackArguments {
         };
         raise_open_files();
         let stop = unslow_interrupt::guard_quietly(); // it ends within a moment
-        let mut stack = Stack::new().context("cannot start")?;
+        let stack = Stack::new(usize::from(self.threads)).context("cannot start")?;
+        let seen = stack.seen();
+        let status = self.status.as_ref().map(|address| {
+            let serving = unslow_status::serve(address, false, Arc::new(Watched(seen.clone())));
+            serving.with_context(|| format!("--status {address}: cannot listen there"))
+        });
+        let status = status.transpose()?;
+        if let Some(address) = status.as_ref().and_then(|serving| serving.address) {
+            output.note(&format!("figures at http://{address}/metrics"));
+        }
         output
             .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it and their connections");
-        let (mut before, mut busy_at, mut patience) = (Census::default(), Instant::now(), FIRST);
+        let (mut before, mut busy_at, mut patience) = (0, Instant::now(), FIRST);
         let (flag, until_idle) = (stop.flag(), self.until_idle);
-        stack.run(&flag, |now| {
-            if now.servers != before.servers {
-                output.note(&match now.servers {
+        stack.run(&flag, || {
+            let servers = seen.servers();
+            if servers.len() != before {
+                before = servers.len();
+                output.note(&match before {
                     0 => "no servers now".to_string(),
                     1 => "handling TCP for 1 server".to_string(),
                     n => format!("handling TCP for {n} servers"),
                 });
             }
-            if now.servers + now.connections > 0 {
+            if !servers.is_empty() || seen.connections() > 0 {
                 (busy_at, patience) = (Instant::now(), IDLE);
             }
-            before = now;
             if until_idle && busy_at.elapsed() > patience {
                 flag.store(true, std::sync::atomic::Ordering::Relaxed);
             }
@@ -84,6 +105,10 @@ impl StackArguments {
         }
         if self.until_idle {
             command.arg("--until-idle");
+        }
+        command.args(["--threads", &self.threads.to_string()]);
+        if let Some(address) = &self.status {
+            command.args(["--status", address]);
         }
         Err(command.exec()).context("cannot start again")
     }
@@ -163,4 +188,42 @@ pub fn start(dir: Option<&Path>, allow: &[String]) -> anyhow::Result<()> {
         bail!("cannot start the stack: {status}");
     }
     Ok(())
+}
+
+/// What a status port says of it.
+struct Watched(Seen);
+
+impl Status for Watched {
+    fn metrics(&self) -> String {
+        let servers = self.0.servers();
+        let labels =
+            |served: &Served| -> Labels { vec![("port", served.port.to_string()), ("pid", served.pid.to_string())] };
+        let of = |which: &dyn Fn(&Served) -> &Count| -> Vec<(Labels, u64)> {
+            servers.iter().map(|served| (labels(served), which(served).get())).collect()
+        };
+        let open = servers.iter().map(|served| {
+            let open = i64::try_from(served.figures.connections.get()).unwrap_or(i64::MAX);
+            (labels(served), open)
+        });
+        let threads = servers.iter().map(|served| (labels(served), served.thread as i64));
+        let mut all = Exposition::new("unslow_bypass_stack");
+        all.gauge("servers", "Servers whose TCP connections this stack has.", servers.len() as i64);
+        all.gauges("connections", "Connections it carries for a server.", open);
+        all.gauges("thread", "The thread that a server is on, from 0.", threads);
+        let accepted = of(&|served| &served.figures.accepted);
+        all.counters("accepted", "Connections accepted whose bytes it carries.", accepted);
+        let passed = of(&|served| &served.figures.passed);
+        all.counters("passed", "Connections that stay with TCP: of this machine, or beyond the slots.", passed);
+        let up = of(&|served| &served.figures.bytes_up);
+        all.counters("received_bytes", "Bytes from clients to a server.", up);
+        let down = of(&|served| &served.figures.bytes_down);
+        all.counters("sent_bytes", "Bytes from a server to clients.", down);
+        let waits = of(&|served| &served.figures.waits);
+        all.counters("waits", "Times bytes had to wait because whoever reads them was slower.", waits);
+        all.text()
+    }
+
+    fn ready(&self) -> Result<(), NotReady> {
+        Ok(())
+    }
 }

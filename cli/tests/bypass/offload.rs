@@ -19,11 +19,11 @@ const ADDRESSES: &str = "import fcntl,socket,struct\n\
                          s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\n\
                          fcntl.ioctl(s,0x8914,struct.pack('16sh14x',b'lo',1))\n\
                          fcntl.ioctl(s,0x8916,struct.pack('16sHH4s8x',b'lo:1',2,0,bytes([10,9,0,1])))";
-const SERVER: [u8; 4] = [10, 9, 0, 1];
-const CLIENT: [u8; 4] = [10, 9, 0, 2];
+pub const SERVER: [u8; 4] = [10, 9, 0, 1];
+pub const CLIENT: [u8; 4] = [10, 9, 0, 2];
 
 /// Runs `test` in a new network namespace; skips it without the right to create one.
-fn in_own_network(test: impl FnOnce() + Send + 'static) {
+pub fn in_own_network(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         // SAFETY: it concerns this thread alone, and what it starts.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -37,24 +37,35 @@ fn in_own_network(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-struct Stack {
+pub struct Stack {
     process: Running,
+    /// Where its status port is.
+    figures: Option<String>,
     /// Kept open: the stack writes to it later.
     _said: BufReader<ChildStderr>,
 }
 
 impl Stack {
-    fn start(meeting: &Meeting) -> Stack {
-        let mut command = meeting.unslow(&["bypass", "stack"]);
-        let mut stack = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-        let mut said = BufReader::new(stack.0.stderr.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        assert!(line.contains("waiting for servers"), "{line}");
-        Stack { process: stack, _said: said }
+    pub fn start(meeting: &Meeting) -> Stack {
+        Stack::start_with(meeting, &[])
     }
 
-    fn pid(&self) -> i32 {
+    fn start_with(meeting: &Meeting, words: &[&str]) -> Stack {
+        let mut command = meeting.unslow(&[&["bypass", "stack"], words].concat());
+        let mut stack = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let mut said = BufReader::new(stack.0.stderr.take().unwrap());
+        let (mut line, mut figures) = (String::new(), None);
+        said.read_line(&mut line).unwrap();
+        if let Some((_, at)) = line.split_once("figures at http://") {
+            figures = at.trim().strip_suffix("/metrics").map(String::from);
+            line.clear();
+            said.read_line(&mut line).unwrap();
+        }
+        assert!(line.contains("waiting for servers"), "{line}");
+        Stack { process: stack, figures, _said: said }
+    }
+
+    pub fn pid(&self) -> i32 {
         self.process.0.id() as i32
     }
 
@@ -63,9 +74,13 @@ impl Stack {
     }
 }
 
-fn server(meeting: &Meeting, name: &str) -> Carried {
+pub fn server(meeting: &Meeting, name: &str) -> Carried {
+    server_at(meeting, 7990, name)
+}
+
+fn server_at(meeting: &Meeting, port: u16, name: &str) -> Carried {
     let more = ["--bind", "10.9.0.1", "127.0.0.1", "--protected-mode", "no"];
-    meeting.server_that(&["--offload"], 7990, name, &more)
+    meeting.server_that(&["--offload"], port, name, &more)
 }
 
 /// From another address to the server.
@@ -87,7 +102,7 @@ fn ask(stream: &mut TcpStream, words: &str, answer: &str) {
 }
 
 /// Connections that the stack has.
-fn had(meeting: &Meeting, stack: &Stack) -> usize {
+pub fn had(meeting: &Meeting, stack: &Stack) -> usize {
     let of_stack = |c: &&serde_json::Value| c["client_pid"] == stack.pid();
     let rows = |server: &serde_json::Value| {
         server["connections"].as_array().map_or(0, |all| all.iter().filter(of_stack).count())
@@ -96,7 +111,7 @@ fn had(meeting: &Meeting, stack: &Stack) -> usize {
 }
 
 /// A connection of a remote client that the stack has.
-fn carried(meeting: &Meeting, stack: &Stack) -> TcpStream {
+pub fn carried(meeting: &Meeting, stack: &Stack) -> TcpStream {
     let mut found = None;
     until("a remote client's connection to be the stack's", || {
         let mut stream = remote();
@@ -108,9 +123,9 @@ fn carried(meeting: &Meeting, stack: &Stack) -> TcpStream {
     found.unwrap()
 }
 
-/// `*3 SET big VALUE`.
-fn set(value: &[u8]) -> Vec<u8> {
-    let head = format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${}\r\n", value.len());
+/// `*3 SET KEY VALUE`.
+pub fn set(key: &str, value: &[u8]) -> Vec<u8> {
+    let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
     [head.as_bytes(), value, b"\r\n"].concat()
 }
 
@@ -131,7 +146,7 @@ fn a_server_that_lends_its_listener_sees_its_clients_as_they_are() {
             assert!(row.contains(&format!("addr={own} laddr=10.9.0.1:7990 ")), "{name}: {row}");
             // More than every buffer on the way, in both directions; and what was asked before the end is answered.
             let value: Vec<u8> = (0..5_000_000u32).map(|n| (n % 251) as u8).collect();
-            client.write_all(&set(&value)).unwrap();
+            client.write_all(&set("big", &value)).unwrap();
             ask(&mut client, "", "+OK\r\n");
             client.write_all(b"GET big\r\nGET big\r\nQUIT\r\n").unwrap();
             let mut told = Vec::new();
@@ -290,6 +305,39 @@ fn no_local_client_is_lost_when_more_come_than_a_stopped_server_has_room_to_be_t
 }
 
 #[test]
+fn each_server_has_a_thread_and_figures_of_its_own() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start_with(&meeting, &["--threads", "2", "--status", "127.0.0.1:0"]);
+        let servers = [7990, 7991].map(|port| (port, server_at(&meeting, port, "valkey-9.1")));
+        let figure = |name: &str, port: u16| {
+            let mut stream = TcpStream::connect(stack.figures.as_ref().unwrap()).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+            let mut page = String::new();
+            stream.read_to_string(&mut page).unwrap();
+            let of = format!("unslow_bypass_stack_{name}{{port=\"{port}\",");
+            let line = page.lines().find(|line| line.starts_with(&of))?;
+            line.rsplit(' ').next()?.parse::<u64>().ok()
+        };
+        until("both servers to be the stack's", || {
+            servers.iter().all(|(port, _)| figure("connections", *port).is_some())
+        });
+        let threads = servers.each_ref().map(|(port, _)| figure("thread", *port).unwrap());
+        assert!(threads == [0, 1] || threads == [1, 0], "{threads:?}");
+        let mut clients: Vec<TcpStream> = [7990, 7990, 7991].map(remote_to).into_iter().collect();
+        clients.iter_mut().for_each(|client| ask(client, "PING\r\n", "+PONG\r\n"));
+        let figures = |name: &str| [7990, 7991].map(|port| figure(name, port));
+        // Counted when the client may have its answer already.
+        until("all of it to be counted", || figures("sent_bytes_total") == [Some(14), Some(7)]);
+        assert_eq!(figures("connections"), [Some(2), Some(1)]);
+        assert_eq!(figures("received_bytes_total"), [Some(12), Some(6)]);
+        drop(clients);
+        until("connections to be over", || figure("connections", 7990) == Some(0));
+        assert_eq!(figure("accepted_total", 7990), Some(2));
+    });
+}
+
+#[test]
 fn a_slow_reader_holds_up_itself_alone_and_costs_no_more_than_its_buffers() {
     in_own_network(|| {
         let meeting = Meeting::new();
@@ -301,7 +349,7 @@ fn a_slow_reader_holds_up_itself_alone_and_costs_no_more_than_its_buffers() {
             let line = text.lines().find(|line| line.starts_with("Private_Dirty:")).unwrap();
             line.split_whitespace().nth(1).unwrap().parse().unwrap()
         };
-        other.write_all(&set(&vec![b'x'; 1_000_000])).unwrap();
+        other.write_all(&set("big", &vec![b'x'; 1_000_000])).unwrap();
         ask(&mut other, "", "+OK\r\n");
         let before = memory();
         let mut slow = remote();

@@ -205,7 +205,7 @@ fn with_the_addresses_of(ends: Ends) -> Option<OwnedFd> {
 }
 
 /// A TCP connection from one address to another.
-pub fn connected(from: SocketAddr, to: SocketAddr) -> OwnedFd {
+pub fn try_connected(from: SocketAddr, to: SocketAddr) -> std::io::Result<OwnedFd> {
     let raw = |address: SocketAddr| {
         let SocketAddr::V4(address) = address else { panic!("{address} is not IPv4") };
         libc::sockaddr_in {
@@ -226,8 +226,12 @@ pub fn connected(from: SocketAddr, to: SocketAddr) -> OwnedFd {
     assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
     // SAFETY: a live address of `len` bytes.
     let made = unsafe { libc::connect(fd, (&raw const to).cast(), len) };
-    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-    socket
+    if made == 0 { Ok(socket) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// The same, where there is nothing that may refuse it.
+pub fn connected(from: SocketAddr, to: SocketAddr) -> OwnedFd {
+    try_connected(from, to).unwrap()
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! One connection's bytes, between its socket and its rings.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use libc::{EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, c_int};
 
+use super::shares::Figures;
 use crate::sockets::{errno, lingers, streams};
 
 /// What one direction has to do yet.
@@ -18,6 +20,8 @@ pub struct Direction {
 
 pub struct Connection {
     pub server: usize,
+    /// Its server's.
+    pub figures: Arc<Figures>,
     pub generation: u32,
     pub socket: OwnedFd,
     /// The same socket, by the number under which its bytes are in rings.
@@ -126,7 +130,12 @@ impl Connection {
     fn send(&self, bytes: &[u8]) -> Moved {
         let flags = MSG_DONTWAIT | MSG_NOSIGNAL;
         // SAFETY: as many bytes as it says.
-        moved(unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) }, false)
+        let sent =
+            moved(unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) }, false);
+        if let Moved::Bytes(n) = sent {
+            self.figures.bytes_down.add(n as u64);
+        }
+        sent
     }
 
     fn take(&self, room: &mut [u8]) -> Moved {
@@ -137,10 +146,12 @@ impl Connection {
     }
 
     fn put(&self, bytes: &[u8]) -> Moved {
-        match streams::carried(self.ring) {
-            Some((stream, link)) => moved(streams::put(stream, link, bytes, MSG_DONTWAIT | MSG_NOSIGNAL), false),
-            None => Moved::Gone,
+        let Some((stream, link)) = streams::carried(self.ring) else { return Moved::Gone };
+        let put = moved(streams::put(stream, link, bytes, MSG_DONTWAIT | MSG_NOSIGNAL), false);
+        if let Moved::Bytes(n) = put {
+            self.figures.bytes_up.add(n as u64);
         }
+        put
     }
 
     /// From the client to the server, as far as it goes at once.
@@ -180,8 +191,16 @@ impl Connection {
     }
 
     fn up_holds(&mut self, rest: &[u8]) -> Step {
+        self.figures.waits.add(1);
         self.up.hold(rest);
         Step::Waits
+    }
+
+    fn down_holds(&mut self, rest: &[u8]) {
+        if !rest.is_empty() {
+            self.figures.waits.add(1);
+            self.down.hold(rest);
+        }
     }
 
     /// The server reads no more: what it has written still goes to the client.
@@ -208,8 +227,8 @@ impl Connection {
         }
         match self.take(buffer) {
             Moved::Bytes(n) => match self.send(&buffer[..n]) {
-                Moved::Bytes(m) => self.down.hold(&buffer[m..n]),
-                Moved::Nothing | Moved::End => self.down.hold(&buffer[..n]),
+                Moved::Bytes(m) => self.down_holds(&buffer[m..n]),
+                Moved::Nothing | Moved::End => self.down_holds(&buffer[..n]),
                 Moved::Gone | Moved::Reset => return Step::Broken,
             },
             Moved::Nothing => {}

@@ -1,34 +1,23 @@
-//! `unslow bypass stack`: has the TCP connections of servers that run with `--offload`, so that the kernel's TCP path
-//! runs on this process's CPU time and not on theirs. It accepts for them, hands each connection over with its socket
-//! ([`crate::sockets::world`], `lending.rs`), and copies bytes between the socket and the rings; it reads none of them.
-//!
-//! ```text
-//!   client -- TCP -- [socket] up -> ring -> server
-//!                    [socket] <- down  ring <- server
-//! ```
-//!
-//! Each direction holds at most one buffer of bytes that the other end has no room for; while it does, nothing more is
-//! read there, so a slow reader slows its own writer alone. One event moves at most a buffer, so every connection has
-//! its turn.
-
-mod relay;
+//! One thread of a stack: its servers, their listeners and connections, and one epoll set for all of them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, c_int, epoll_event};
 
+use super::relay::{Connection, Direction, Step};
+use super::shares::{Figures, Served, Shares};
 use crate::channel;
 use crate::endpoint;
 use crate::sockets::epoll::{self, Epoll};
 use crate::sockets::fds::{self, Place};
 use crate::sockets::world::{self, Lent};
 use crate::sockets::{errno, streams};
-use relay::{Connection, Direction, Step};
 
 /// Bytes moved by one event, and those that may wait in one direction of a connection.
 const BUFFER: usize = 64 << 10;
@@ -40,6 +29,8 @@ const AT_ONCE: usize = 16;
 const LOOK: Duration = Duration::from_millis(250);
 /// Events of one wait.
 const EVENTS: usize = 512;
+/// With several servers on one thread: what comes for one of them meanwhile waits for so many of the others' at most.
+const EVENTS_OF_SEVERAL: usize = 64;
 /// Listeners of one server: it has one for each address.
 const LISTENERS: usize = 64;
 /// A server that could not be met so often in a row is not tried again.
@@ -48,17 +39,9 @@ const UNMET: u32 = 8;
 /// what no event tells: its channel has room, or a descriptor is free.
 const BEHIND: Duration = Duration::from_millis(10);
 
-/// How it is with the servers and their connections now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// Servers that lend us what they listen at.
-    pub servers: usize,
-    /// Connections that are open.
-    pub connections: usize,
-}
-
-/// All servers of this process, and their connections.
-pub struct Stack {
+pub struct Worker {
+    thread: usize,
+    shares: Arc<Shares>,
     set: &'static Epoll,
     _set: OwnedFd,
     /// By number; a number is used again.
@@ -80,6 +63,8 @@ pub struct Stack {
 
 struct Server {
     path: PathBuf,
+    pid: i32,
+    figures: Arc<Figures>,
     place: &'static Place,
     port: u16,
     listeners: Vec<OwnedFd>,
@@ -91,6 +76,7 @@ struct Server {
 impl Server {
     /// Hands a connection over whose bytes stay with TCP: one of this machine, or one too many.
     fn pass(&mut self, socket: OwnedFd) {
+        self.figures.passed.add(1);
         self.waiting.push_back(socket);
         self.pass_waiting();
     }
@@ -150,14 +136,13 @@ impl About {
     }
 }
 
-impl Stack {
-    /// Begins in this process; not more than once.
+impl Worker {
+    /// The thread of this number.
     ///
     /// # Errors
     ///
     /// No epoll set.
-    pub fn new() -> io::Result<Stack> {
-        crate::reactor::rings();
+    pub fn new(thread: usize, shares: Arc<Shares>) -> io::Result<Worker> {
         // SAFETY: no pointers.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -167,7 +152,9 @@ impl Stack {
         let owned = unsafe { OwnedFd::from_raw_fd(fd) };
         epoll::created(fd);
         let set = epoll::of_fd(fd).ok_or_else(|| io::Error::other("too many descriptors"))?;
-        Ok(Stack {
+        Ok(Worker {
+            thread,
+            shares,
             set,
             _set: owned,
             servers: Vec::new(),
@@ -187,7 +174,7 @@ impl Stack {
     /// # Errors
     ///
     /// The epoll set's.
-    pub fn run(&mut self, stop: &AtomicBool, mut report: impl FnMut(Census)) -> io::Result<()> {
+    pub fn run(&mut self, stop: &AtomicBool, mut report: impl FnMut()) -> io::Result<()> {
         let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
         let mut next_look = Instant::now();
         while !stop.load(Ordering::Relaxed) {
@@ -196,7 +183,7 @@ impl Stack {
                 next_look = now + LOOK;
                 self.look_for_servers();
                 self.restart_stopped();
-                report(self.census());
+                report();
             }
             if !self.paused.is_empty() {
                 self.resume();
@@ -206,10 +193,17 @@ impl Stack {
                 wait = wait.min(BEHIND);
             }
             let wait = wait.as_nanos() as u64;
+            let are_several = self.servers.iter().flatten().nth(1).is_some();
+            let room = if are_several { EVENTS_OF_SEVERAL } else { EVENTS };
             // SAFETY: room for as many as it says.
-            let n =
-                unsafe { epoll::wait(self.set, events.as_mut_ptr(), EVENTS as c_int, Some(wait), std::ptr::null()) };
+            let n = unsafe { epoll::wait(self.set, events.as_mut_ptr(), room as c_int, Some(wait), std::ptr::null()) };
             match usize::try_from(n) {
+                Ok(n) if are_several => {
+                    let order = dealt(events[..n].iter().map(|event| self.server_of(event.u64)));
+                    for at in order {
+                        self.event(events[at].u64, events[at].events as c_int);
+                    }
+                }
                 Ok(n) => events[..n].iter().for_each(|event| self.event(event.u64, event.events as c_int)),
                 Err(_) if errno() == libc::EINTR => {}
                 Err(_) => return Err(io::Error::from_raw_os_error(errno())),
@@ -218,12 +212,13 @@ impl Stack {
         Ok(())
     }
 
-    /// How many there are now.
-    pub fn census(&self) -> Census {
-        let lends = |server: &&Server| !server.listeners.is_empty();
-        Census {
-            servers: self.servers.iter().flatten().filter(lends).count(),
-            connections: self.connections.iter().flatten().count(),
+    fn server_of(&self, data: u64) -> usize {
+        match About::of(data) {
+            Some(About::Listener(server, _) | About::Channel(server)) => server,
+            Some(About::Socket(number, _) | About::Ring(number, _)) => {
+                self.connections.get(number).and_then(Option::as_ref).map_or(SERVERS, |connection| connection.server)
+            }
+            None => SERVERS,
         }
     }
 
@@ -250,10 +245,15 @@ impl Stack {
     // Servers.
 
     fn look_for_servers(&mut self) {
-        let there: Vec<_> = channel::directories().iter().flat_map(|dir| channel::servers_in(dir)).collect();
+        // One reads the directories for all.
+        if self.thread == 0 {
+            self.shares.see(channel::directories().iter().flat_map(|dir| channel::servers_in(dir)).collect());
+        }
+        let there = self.shares.there();
         self.unwilling.retain(|path| there.iter().any(|server| server.path == *path));
-        for server in there {
-            if self.unwilling.contains(&server.path) {
+        self.shares.keep(self.thread, |path| there.iter().any(|server| server.path == *path));
+        for server in there.iter().cloned() {
+            if !self.shares.claims(&server.path, self.thread) || self.unwilling.contains(&server.path) {
                 continue;
             }
             if let Some(known) = self.servers.iter().flatten().find(|known| known.path == server.path) {
@@ -282,9 +282,16 @@ impl Stack {
                 self.servers.push(None);
             }
             self.watch(libc::EPOLL_CTL_ADD, place.pair().channel.as_raw_fd(), EPOLLIN, About::Channel(number));
-            let (listeners, waiting) = (Vec::new(), VecDeque::new());
-            let port = server.endpoint.port;
-            self.servers[number] = Some(Server { path: server.path, place, port, listeners, untaken: 0, waiting });
+            self.servers[number] = Some(Server {
+                path: server.path,
+                pid: server.pid,
+                figures: Arc::default(),
+                place,
+                port: server.endpoint.port,
+                listeners: Vec::new(),
+                untaken: 0,
+                waiting: VecDeque::new(),
+            });
         }
     }
 
@@ -321,6 +328,10 @@ impl Stack {
                 self.unwilling.insert(path);
                 return self.leave(number);
             }
+            if let Some(Server { port, pid, figures, .. }) = &self.servers[number] {
+                let served = Served { port: *port, pid: *pid, thread: self.thread, figures: figures.clone() };
+                self.shares.serves(&path, Some(served));
+            }
         }
     }
 
@@ -329,6 +340,7 @@ impl Stack {
     fn drop_listeners(&mut self, number: usize) {
         let Some(server) = self.servers[number].as_mut() else { return };
         let listeners = std::mem::take(&mut server.listeners);
+        self.shares.serves(&server.path, None);
         for (at, listener) in listeners.iter().enumerate() {
             self.watch(libc::EPOLL_CTL_DEL, listener.as_raw_fd(), 0, About::Listener(number, at));
         }
@@ -397,10 +409,15 @@ impl Stack {
             return server.pass(socket);
         }
         server.untaken += 1;
+        server.figures.accepted.add(1);
+        server.figures.connections.add(1);
+        let figures = server.figures.clone();
+        self.shares.open(self.thread).add(1);
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let connection = Connection {
             server: number,
+            figures,
             generation,
             socket,
             ring,
@@ -528,6 +545,8 @@ impl Stack {
     fn close(&mut self, number: usize, broken: bool) {
         let Some(connection) = self.connections[number].take() else { return };
         self.free.push(number as u32);
+        connection.figures.connections.subtract(1);
+        self.shares.open(self.thread).subtract(1);
         if !connection.is_taken
             && let Some(Some(server)) = self.servers.get_mut(connection.server)
         {
@@ -545,9 +564,33 @@ impl Stack {
     }
 }
 
+/// In which order events are served, by the servers they are of: the first of each, then the second of each.
+fn dealt(servers: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut counts: Vec<(usize, usize)> = Vec::new();
+    let mut places: Vec<(usize, usize)> = Vec::new();
+    for (at, server) in servers.enumerate() {
+        let known = counts.iter().position(|(of, _)| *of == server).unwrap_or(counts.len());
+        if known == counts.len() {
+            counts.push((server, 0));
+        }
+        places.push((counts[known].1, at));
+        counts[known].1 += 1;
+    }
+    places.sort_unstable();
+    places.into_iter().map(|(_, at)| at).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_have_their_events_served_in_turns() {
+        let order = |servers: &[usize]| dealt(servers.iter().copied());
+        assert_eq!(order(&[7, 7, 7, 7, 2, 7, 2]), [0, 4, 1, 6, 2, 3, 5]);
+        assert_eq!(order(&[3, 3]), [0, 1]);
+        assert!(order(&[]).is_empty());
+    }
 
     #[test]
     fn an_events_data_says_what_it_is_about() {

@@ -1,0 +1,160 @@
+//! Which thread has which server, and what each server's clients did: what the threads of a stack share.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::channel::ServerSocket;
+
+/// Counted by the thread that has the server, read by any.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Open now.
+    pub connections: Count,
+    /// Accepted since this stack has the server: those it carries, and those it handed over (of this machine).
+    pub accepted: Count,
+    pub passed: Count,
+    /// Bytes from clients, and to them.
+    pub bytes_up: Count,
+    pub bytes_down: Count,
+    /// How often a reader was slower than its writer, so that bytes had to wait here.
+    pub waits: Count,
+}
+
+/// A number that one thread changes.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub(super) fn subtract(&self, n: u64) {
+        self.0.store(self.get().saturating_sub(n), Ordering::Relaxed);
+    }
+}
+
+/// A server whose TCP connections this stack has.
+#[derive(Clone, Debug)]
+pub struct Served {
+    pub port: u16,
+    /// Its process, as its pid namespace numbers it.
+    pub pid: i32,
+    /// From 0 on.
+    pub thread: usize,
+    pub figures: Arc<Figures>,
+}
+
+/// Every server there is has one thread, the one with the fewest. The kernel's scheduler shares the processors out
+/// among threads, so a server that is flooded costs those of other threads no turn.
+pub struct Shares {
+    /// Connections of each thread, those of servers that have ended included.
+    open: Vec<Count>,
+    /// What was found in the meeting directories.
+    there: Mutex<Arc<Vec<ServerSocket>>>,
+    by_path: Mutex<HashMap<PathBuf, Share>>,
+}
+
+struct Share {
+    thread: usize,
+    /// None while it lends nothing.
+    served: Option<Served>,
+}
+
+impl Shares {
+    pub fn new(threads: usize) -> Shares {
+        let open = (0..threads).map(|_| Count::default()).collect();
+        Shares { open, there: Mutex::default(), by_path: Mutex::default() }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<PathBuf, Share>> {
+        self.by_path.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is in the meeting directories now.
+    pub fn see(&self, there: Vec<ServerSocket>) {
+        *self.there.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(there);
+    }
+
+    /// What was there at the last look.
+    pub fn there(&self) -> Arc<Vec<ServerSocket>> {
+        self.there.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Counted by that thread.
+    pub fn open(&self, thread: usize) -> &Count {
+        &self.open[thread]
+    }
+
+    /// Connections of all threads.
+    pub fn connections(&self) -> u64 {
+        self.open.iter().map(Count::get).sum()
+    }
+
+    /// Whether a server is this thread's from now on, or was before.
+    pub fn claims(&self, path: &Path, thread: usize) -> bool {
+        let mut all = self.all();
+        if let Some(share) = all.get(path) {
+            return share.thread == thread;
+        }
+        let of = |thread: usize| all.values().filter(|share| share.thread == thread).count();
+        let is_ours = (0..self.open.len()).all(|other| of(other) >= of(thread));
+        if is_ours {
+            all.insert(path.to_path_buf(), Share { thread, served: None });
+        }
+        is_ours
+    }
+
+    /// It lends what it listens at, or (`None`) no more.
+    pub fn serves(&self, path: &Path, served: Option<Served>) {
+        if let Some(share) = self.all().get_mut(path) {
+            share.served = served;
+        }
+    }
+
+    /// Servers of this thread that are there no more are forgotten.
+    pub fn keep(&self, thread: usize, is_there: impl Fn(&Path) -> bool) {
+        self.all().retain(|path, share| share.thread != thread || share.served.is_some() || is_there(path));
+    }
+
+    /// Those that lend.
+    pub fn served(&self) -> Vec<Served> {
+        self.all().values().filter_map(|share| share.served.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_spread_over_threads() {
+        let shares = Shares::new(2);
+        let claims = |path: &str, thread| shares.claims(Path::new(path), thread);
+        assert!(claims("a", 1) && !claims("b", 1), "one each");
+        assert!(claims("b", 0) && !claims("a", 0) && claims("a", 1), "each keeps its own");
+        assert!(claims("c", 0) && claims("d", 1), "then the next");
+        shares.keep(0, |path| path != Path::new("b"));
+        assert!(!claims("e", 1) && claims("e", 0), "what has ended leaves room");
+    }
+
+    #[test]
+    fn a_server_that_lends_is_kept_whatever_is_there() {
+        let shares = Shares::new(1);
+        let path = Path::new("a");
+        assert!(shares.claims(path, 0));
+        let served = Served { port: 1, pid: 2, thread: 0, figures: Arc::default() };
+        shares.serves(path, Some(served));
+        shares.keep(0, |_| false);
+        assert_eq!(shares.served().len(), 1);
+        shares.serves(path, None);
+        shares.keep(0, |_| false);
+        assert!(shares.served().is_empty() && shares.all().is_empty());
+    }
+}
