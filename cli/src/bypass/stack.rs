@@ -219,7 +219,7 @@ impl Status for Watched {
         let down = of(&|served| &served.figures.bytes_down);
         all.counters("sent_bytes", "Bytes from a server to clients.", down);
         let waits = of(&|served| &served.figures.waits);
-        all.counters("waits", "Times bytes had to wait because whoever reads them was slower.", waits);
+        all.counters("waits", "Times bytes had to wait because their reader was slower.", waits);
         all.text()
     }
 

@@ -67,10 +67,10 @@ impl Counted {
 /// so on (ms), `tcp/*`, `memory/available` and `memory/swap_used` (MiB), `memory/swap_in` (pages), `memory/reclaims`
 /// and `memory/compactions`, `disk/NAME/*` (writes, ms), `link/NAME/*` (KiB), `machine/boot` (some digits of the boot
 /// id); of other processes that are busy, behind `other/PLACE/`: `pid`, `parent`, `client`, `name`, `name_end` and `ms`
-/// since the counts before ([`super::Others`]); of a listening socket, behind `queue/ADDRESS/`: `dropped` and `waiting` (connections); of a server, behind
-/// `server/ADDRESS/`: `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main thread, `periods/LEVEL/*` of its
-/// cgroups (ms, periods), and `group/*` of the one that bounds its memory. Units are as coarse as a share of some
-/// seconds allows: what is finer is noise, and noise cannot be compressed.
+/// since the counts before ([`super::Others`]); of a listening socket, behind `queue/ADDRESS/`: `dropped` and `waiting`
+/// (connections); of a server, behind `server/ADDRESS/`: `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main
+/// thread, `periods/LEVEL/*` of its cgroups (ms, periods), and `group/*` of the one that bounds its memory. Units are as
+/// coarse as a share of some seconds allows: what is finer is noise, and noise cannot be compressed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(BTreeMap<String, i64>);
 
@@ -306,8 +306,9 @@ impl Counts {
         self.tell_neighbours(host);
     }
 
-    /// Others who were not busy enough to be read every second are known by the minute. All of them together used no more than the window's counters leave for them: who
-    /// was at work in the rest of the minute is not blamed for this part of it.
+    /// Others who were not busy enough to be read every second are known by the minute. All of them together used no
+    /// more than the window's counters leave for them: who was at work in the rest of the minute is not blamed for this
+    /// part of it.
     fn tell_neighbours(&self, host: &mut Host) {
         let servers: f64 = host.processes.iter().filter_map(|p| p.cpu_share).sum();
         let Some(busy) = host.busy_share.zip(host.steal_share).map(|(busy, steal)| busy - steal) else { return };
