@@ -69,8 +69,8 @@ impl Counted {
 /// id); of other processes that are busy, behind `other/PLACE/`: `pid`, `parent`, `client`, `name`, `name_end` and `ms`
 /// since the counts before ([`super::Others`]); of a listening socket, behind `queue/ADDRESS/`: `dropped` and `waiting`
 /// (connections); of a server, behind `server/ADDRESS/`: `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main
-/// thread, `periods/LEVEL/*` of its cgroups (ms, periods), and `group/*` of the one that bounds its memory. Units are as
-/// coarse as a share of some seconds allows: what is finer is noise, and noise cannot be compressed.
+/// thread, `periods/LEVEL/*` of its cgroups (ms, periods), and `group/*` of the one that bounds its memory. Units are
+/// as coarse as a share of some seconds allows: what is finer is noise, and noise cannot be compressed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(BTreeMap<String, i64>);
 
