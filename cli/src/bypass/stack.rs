@@ -22,7 +22,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const FIRST: Duration = Duration::from_secs(60);
 /// A stack that was killed holds its lock until the kernel has taken it apart.
 const GOING: Duration = Duration::from_secs(1);
-/// A thread for each server, as far as it goes: one that has none sleeps.
+/// A thread for each server, as far as it goes: one that has none wakes four times a second.
 const THREADS: u16 = 16;
 
 #[derive(Args)]
@@ -33,8 +33,7 @@ pub struct StackArguments {
     /// Where servers are found [default: /run/unslow-bypass, else /tmp/unslow-bypass]
     #[arg(long, value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
-    /// Threads: each server is on one of them, and the kernel shares processors out among threads, so a flood on one
-    /// server costs those on other threads no turn
+    /// Number of threads. Each server is assigned to one; a flood on one server delays those on other threads less
     #[arg(long, value_name = "N", default_value_t = THREADS, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
     /// Serve /metrics and /healthz here, such as 127.0.0.1:9191: connections and bytes of each server
@@ -196,8 +195,13 @@ struct Watched(Seen);
 impl Status for Watched {
     fn metrics(&self) -> String {
         let servers = self.0.servers();
-        let labels =
-            |served: &Served| -> Labels { vec![("port", served.port.to_string()), ("pid", served.pid.to_string())] };
+        let labels = |served: &Served| -> Labels {
+            vec![
+                ("port", served.port.to_string()),
+                ("pid", served.pid.to_string()),
+                ("netns", served.netns.to_string()),
+            ]
+        };
         let of = |which: &dyn Fn(&Served) -> &Count| -> Vec<(Labels, u64)> {
             servers.iter().map(|served| (labels(served), which(served).get())).collect()
         };
@@ -207,7 +211,7 @@ impl Status for Watched {
         });
         let threads = servers.iter().map(|served| (labels(served), served.thread as i64));
         let mut all = Exposition::new("unslow_bypass_stack");
-        all.gauge("servers", "Servers whose TCP connections this stack has.", servers.len() as i64);
+        all.gauge("servers", "Servers whose TCP connections this stack handles.", servers.len() as i64);
         all.gauges("connections", "Connections it carries for a server.", open);
         all.gauges("thread", "The thread that a server is on, from 0.", threads);
         let accepted = of(&|served| &served.figures.accepted);
@@ -219,7 +223,7 @@ impl Status for Watched {
         let down = of(&|served| &served.figures.bytes_down);
         all.counters("sent_bytes", "Bytes from a server to clients.", down);
         let waits = of(&|served| &served.figures.waits);
-        all.counters("waits", "Times bytes had to wait because their reader was slower.", waits);
+        all.counters("waits", "Number of times data was buffered because its receiver was slow.", waits);
         all.text()
     }
 

@@ -338,6 +338,26 @@ fn each_server_has_a_thread_and_figures_of_its_own() {
 }
 
 #[test]
+fn a_server_that_moves_to_another_port_and_back_is_served_at_both() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start_with(&meeting, &["--threads", "4"]);
+        let server = server(&meeting, "valkey-9.1");
+        drop(carried(&meeting, &stack));
+        let mut control = server.connect().unwrap();
+        for port in [7995, 7990, 7995, 7990] {
+            // The stack has the old listener until it hears that it is closed.
+            until("the server to move", || control.call(&["CONFIG", "SET", "port", &port.to_string()]).is_ok());
+            until("a client there to be the stack's", || {
+                let mut client = remote_to(port);
+                ask(&mut client, "PING\r\n", "+PONG\r\n");
+                had(&meeting, &stack) > 0
+            });
+        }
+    });
+}
+
+#[test]
 fn a_slow_reader_holds_up_itself_alone_and_costs_no_more_than_its_buffers() {
     in_own_network(|| {
         let meeting = Meeting::new();

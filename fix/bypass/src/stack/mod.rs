@@ -77,16 +77,27 @@ impl Stack {
             let others: Vec<_> = workers
                 .map(|mut worker| {
                     scope.spawn(move || {
-                        let ended = worker.run(stop, || {});
-                        stop.store(true, Ordering::Relaxed);
-                        ended
+                        let _all = EndsAll(stop);
+                        worker.run(stop, || {})
                     })
                 })
                 .collect();
-            let ended = first.run(stop, report);
-            stop.store(true, Ordering::Relaxed);
+            let ended = {
+                let _all = EndsAll(stop);
+                first.run(stop, report)
+            };
             let broken = || Err(io::Error::other("a thread has ended"));
             others.into_iter().map(|other| other.join().unwrap_or_else(|_| broken())).fold(ended, Result::and)
         })
+    }
+}
+
+/// A thread that ends, however that comes about, ends the others: its servers take their listeners back only when the
+/// process is gone.
+struct EndsAll<'a>(&'a AtomicBool);
+
+impl Drop for EndsAll<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -12,8 +12,9 @@ use crate::channel::ServerSocket;
 pub struct Figures {
     /// Open now.
     pub connections: Count,
-    /// Accepted since this stack has the server: those it carries, and those it handed over (of this machine).
+    /// Accepted, and carried from then on.
     pub accepted: Count,
+    /// Accepted, and handed over to stay with TCP: of this machine, or one too many.
     pub passed: Count,
     /// Bytes from clients, and to them.
     pub bytes_up: Count,
@@ -44,6 +45,8 @@ impl Count {
 #[derive(Clone, Debug)]
 pub struct Served {
     pub port: u16,
+    /// The kernel's cookie of its network namespace.
+    pub netns: u64,
     /// Its process, as its pid namespace numbers it.
     pub pid: i32,
     /// From 0 on.
@@ -63,6 +66,8 @@ pub struct Shares {
 
 struct Share {
     thread: usize,
+    /// It never lends anything, so it is no work.
+    refuses: bool,
     /// None while it lends nothing.
     served: Option<Served>,
 }
@@ -103,12 +108,19 @@ impl Shares {
         if let Some(share) = all.get(path) {
             return share.thread == thread;
         }
-        let of = |thread: usize| all.values().filter(|share| share.thread == thread).count();
+        let of = |thread: usize| all.values().filter(|share| share.thread == thread && !share.refuses).count();
         let is_ours = (0..self.open.len()).all(|other| of(other) >= of(thread));
         if is_ours {
-            all.insert(path.to_path_buf(), Share { thread, served: None });
+            all.insert(path.to_path_buf(), Share { thread, refuses: false, served: None });
         }
         is_ours
+    }
+
+    /// It lends nothing, now and later.
+    pub fn refuses(&self, path: &Path) {
+        if let Some(share) = self.all().get_mut(path) {
+            share.refuses = true;
+        }
     }
 
     /// It lends what it listens at, or (`None`) no more.
@@ -142,6 +154,8 @@ mod tests {
         assert!(claims("c", 0) && claims("d", 1), "then the next");
         shares.keep(0, |path| path != Path::new("b"));
         assert!(!claims("e", 1) && claims("e", 0), "what has ended leaves room");
+        shares.refuses(Path::new("d"));
+        assert!(!claims("f", 0) && claims("f", 1), "and so does what lends nothing");
     }
 
     #[test]
@@ -149,7 +163,7 @@ mod tests {
         let shares = Shares::new(1);
         let path = Path::new("a");
         assert!(shares.claims(path, 0));
-        let served = Served { port: 1, pid: 2, thread: 0, figures: Arc::default() };
+        let served = Served { port: 1, netns: 4, pid: 2, thread: 0, figures: Arc::default() };
         shares.serves(path, Some(served));
         shares.keep(0, |_| false);
         assert_eq!(shares.served().len(), 1);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -63,6 +63,7 @@ pub struct Worker {
 
 struct Server {
     path: PathBuf,
+    netns: u64,
     pid: i32,
     figures: Arc<Figures>,
     place: &'static Place,
@@ -251,7 +252,11 @@ impl Worker {
         }
         let there = self.shares.there();
         self.unwilling.retain(|path| there.iter().any(|server| server.path == *path));
-        self.shares.keep(self.thread, |path| there.iter().any(|server| server.path == *path));
+        self.unmet.retain(|path, _| there.iter().any(|server| server.path == *path));
+        // One whose socket is gone for a moment is still ours.
+        let is_had = |path: &Path| self.servers.iter().flatten().any(|server| server.path == *path);
+        let is_there = |path: &Path| there.iter().any(|server| server.path == *path);
+        self.shares.keep(self.thread, |path| is_there(path) || is_had(path));
         for server in there.iter().cloned() {
             if !self.shares.claims(&server.path, self.thread) || self.unwilling.contains(&server.path) {
                 continue;
@@ -269,6 +274,7 @@ impl Worker {
                 *times += 1;
                 if *times >= UNMET {
                     self.unmet.remove(&server.path);
+                    self.shares.refuses(&server.path);
                     self.unwilling.insert(server.path);
                 }
                 continue;
@@ -284,6 +290,7 @@ impl Worker {
             self.watch(libc::EPOLL_CTL_ADD, place.pair().channel.as_raw_fd(), EPOLLIN, About::Channel(number));
             self.servers[number] = Some(Server {
                 path: server.path,
+                netns: server.endpoint.netns,
                 pid: server.pid,
                 figures: Arc::default(),
                 place,
@@ -300,6 +307,7 @@ impl Worker {
         let Some(server) = self.servers.get(number).and_then(Option::as_ref) else { return };
         let Some(said) = world::lent(server.place) else {
             if server.place.refused.load(Ordering::Acquire) != 0 {
+                self.shares.refuses(&server.path);
                 self.unwilling.insert(server.path.clone());
             }
             return self.leave(number);
@@ -313,6 +321,7 @@ impl Worker {
                     continue;
                 }
                 Lent::Never => {
+                    self.shares.refuses(&server.path);
                     self.unwilling.insert(server.path.clone());
                     continue;
                 }
@@ -328,8 +337,9 @@ impl Worker {
                 self.unwilling.insert(path);
                 return self.leave(number);
             }
-            if let Some(Server { port, pid, figures, .. }) = &self.servers[number] {
-                let served = Served { port: *port, pid: *pid, thread: self.thread, figures: figures.clone() };
+            if let Some(Server { port, netns, pid, figures, .. }) = &self.servers[number] {
+                let served =
+                    Served { port: *port, netns: *netns, pid: *pid, thread: self.thread, figures: figures.clone() };
                 self.shares.serves(&path, Some(served));
             }
         }

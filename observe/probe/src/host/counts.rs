@@ -140,7 +140,7 @@ impl Counts {
         self.0.insert(name, n);
     }
 
-    /// What processors did that was no server's, since they were started. It may step back with a server that ends.
+    /// What processors did that was no server's, since they were started. It steps when a server ends or is found.
     pub(super) fn ticks_of_others(&self) -> Option<i64> {
         let of = |name: &str| self.0.get(name).copied();
         let servers = self.names(SERVER, "/ticks").filter_map(|address| of(&format!("{SERVER}{address}/ticks")));
@@ -302,21 +302,10 @@ impl Counts {
             let part = window_s / wide_s.max(0.001);
             core.device_interrupts = core.device_interrupts.map(|n| (n as f64 * part) as u64);
         }
-        crowd.tell(window_s, host);
-        self.tell_neighbours(host);
-    }
-
-    /// Others who were not busy enough to be read every second are known by the minute. All of them together used no
-    /// more than the window's counters leave for them: who was at work in the rest of the minute is not blamed for this
-    /// part of it.
-    fn tell_neighbours(&self, host: &mut Host) {
         let servers: f64 = host.processes.iter().filter_map(|p| p.cpu_share).sum();
-        let Some(busy) = host.busy_share.zip(host.steal_share).map(|(busy, steal)| busy - steal) else { return };
-        let others = (busy * f64::from(host.cpus) - servers).max(0.0);
-        let known: f64 = host.neighbours.iter().map(|n| n.cpu_share).sum();
-        if known > others {
-            host.neighbours.iter_mut().for_each(|n| n.cpu_share *= others / known);
-        }
+        let busy = host.busy_share.zip(host.steal_share).map(|(busy, steal)| busy - steal);
+        let others = busy.map(|busy| (busy * f64::from(host.cpus) - servers).max(0.0));
+        crowd.tell(window_s, others, host);
     }
 
     fn tell_process(&self, after: &Counts, window_s: f64, process: &mut Process) {

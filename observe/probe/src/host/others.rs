@@ -22,6 +22,8 @@ const ENOUGH: f64 = 0.2;
 const NAMED: f64 = 0.02;
 /// From one walk to the next it rests so many times as long as the walk took.
 const RESTS: u32 = 100;
+/// A machine that is short of processors makes a walk long: it does not rest for longer than this.
+const RESTS_AT_MOST: Duration = Duration::from_secs(5);
 /// So often a process is asked whether it is a client of a server here; connections come later than the process.
 const ASKED: u32 = 10;
 /// Before the number of a place, in the names of the numbers.
@@ -37,6 +39,8 @@ pub struct Others {
     /// What each process had used, and when that was read.
     seen: BTreeMap<u32, (u64, Instant)>,
     walked: Option<(Instant, Duration)>,
+    /// Walks since it was quiet: the second follows the first at once, which names nobody.
+    walks: u32,
     /// A process keeps its place as long as it is busy.
     places: [Option<u32>; MOST],
 }
@@ -76,7 +80,7 @@ impl Others {
         let used_s = seconds(u64::try_from(ticks.saturating_sub(before)).unwrap_or(0));
         if used_s < ENOUGH * span_s {
             self.seen.clear();
-            self.walked = None;
+            (self.walked, self.walks) = (None, 0);
             self.places = [None; MOST];
             return;
         }
@@ -97,8 +101,9 @@ impl Others {
 
     /// What each process that was read used since the last reading, at least a millisecond.
     fn busy(&mut self, now: Instant, span_s: f64) -> Vec<Busy> {
-        let is_due = |(at, took): (Instant, Duration)| now.saturating_duration_since(at) >= took * RESTS;
-        let whole = self.walked.is_none_or(is_due);
+        let is_due =
+            |(at, took): (Instant, Duration)| now.saturating_duration_since(at) >= (took * RESTS).min(RESTS_AT_MOST);
+        let whole = self.walks < 2 || self.walked.is_none_or(is_due);
         let tasks: Vec<(u32, Task)> = if whole {
             used().collect()
         } else {
@@ -125,6 +130,7 @@ impl Others {
         self.seen = seen;
         if whole {
             self.walked = Some((now, now.elapsed()));
+            self.walks = self.walks.saturating_add(1);
         }
         all
     }
@@ -197,21 +203,43 @@ impl Crowd {
         }
     }
 
-    /// In the place of those that a look at the whole minute found; they still tell who is a client.
-    pub(super) fn tell(&self, window_s: f64, host: &mut Host) {
-        if self.all.is_empty() {
-            return;
-        }
+    /// Those that a look at the whole minute found tell who is a client. Who was not read second by second is known by
+    /// the minute alone: all of them together used no more than these leave of the cores that `others` used, so who was
+    /// at work in the rest of the minute is not blamed for this part of it.
+    pub(super) fn tell(&self, window_s: f64, others: Option<f64>, host: &mut Host) {
         let clients: BTreeSet<u32> = host.neighbours.iter().filter(|n| n.client).map(|n| n.pid).collect();
+        // One that was started again is a server from the next look on.
+        let servers: BTreeSet<u32> = host.processes.iter().map(|process| process.pid).collect();
         let of_window = |n: &Neighbour| Neighbour {
             cpu_share: n.cpu_share / window_s.max(0.001),
             client: n.client || clients.contains(&n.pid),
             ..n.clone()
         };
-        let mut all: Vec<Neighbour> = self.all.values().map(of_window).filter(|n| n.cpu_share > NAMED).collect();
+        let read = self.all.values().filter(|n| !servers.contains(&n.pid));
+        let mut all: Vec<Neighbour> = read.map(of_window).filter(|n| n.cpu_share > NAMED).collect();
+        let mut rest = std::mem::take(&mut host.neighbours);
+        rest.retain(|n| !self.all.contains_key(&n.pid));
+        if let Some(others) = others {
+            limit(&mut all, others);
+            let left = (others - sum(&all)).max(0.0);
+            limit(&mut rest, left);
+        }
+        all.extend(rest);
         all.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
         all.truncate(MOST);
         host.neighbours = all;
+    }
+}
+
+fn sum(all: &[Neighbour]) -> f64 {
+    all.iter().map(|n| n.cpu_share).sum()
+}
+
+/// Scales them down to so many cores.
+fn limit(all: &mut [Neighbour], cores: f64) {
+    let known = sum(all);
+    if known > cores {
+        all.iter_mut().for_each(|n| n.cpu_share *= cores / known);
     }
 }
 
@@ -232,15 +260,15 @@ mod tests {
     fn a_process_that_is_busy_is_named_while_it_is() {
         let mut others = Others::default();
         counts_of(&mut others);
-        // Ends by itself, whatever becomes of this test.
-        let script = "i=0; while [ $i -lt 300000000 ]; do i=$((i+1)); done";
-        let mut child = Command::new("timeout").args(["60", "sh", "-c", script]).stdin(Stdio::null()).spawn().unwrap();
+        // Ends within minutes, whatever becomes of this test.
+        let script = "i=0; while [ $i -lt 100000000 ]; do i=$((i+1)); done";
+        let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).spawn().unwrap();
         let mut crowd = Crowd::default();
         let until = Instant::now() + Duration::from_secs(60);
         let named = loop {
             std::thread::sleep(Duration::from_millis(100));
             crowd.add(counts_of(&mut others).numbers());
-            if let Some(shell) = crowd.all.values().find(|n| n.parent == Some(child.id())) {
+            if let Some(shell) = crowd.all.get(&child.id()) {
                 break shell.clone();
             }
             assert!(Instant::now() < until, "{crowd:?}");
@@ -267,15 +295,25 @@ mod tests {
         add(&[place(2, -1, 500, 0), place(3, 11, i64::MIN, 0), place(77, 12, 500, 0)].concat());
         let minute = |client: bool| Neighbour { pid: 8, name: "app".into(), cpu_share: 0.4, client, parent: None };
         let mut host = Host { neighbours: vec![minute(true)], ..Host::default() };
-        crowd.tell(4.0, &mut host);
+        crowd.tell(4.0, None, &mut host);
         let told = |n: &Neighbour| (n.pid, n.name.clone(), (n.cpu_share * 1000.0).round(), n.client);
         let gzip = || "gzip".to_string();
         let all: Vec<_> = host.neighbours.iter().map(told).collect();
         assert_eq!(all, [(7, gzip(), 400.0, false), (9, gzip(), 100.0, true), (8, gzip(), 25.0, true)]);
         // Nobody was read in the window: those of the minute are all that is known.
         let mut host = Host { neighbours: vec![minute(false)], ..Host::default() };
-        Crowd::default().tell(4.0, &mut host);
+        Crowd::default().tell(4.0, None, &mut host);
         assert_eq!(host.neighbours, [minute(false)]);
+        // Who was not read has what is left; a server that was started again is no neighbour.
+        let process = unslow_facts::Process { pid: 7, ..Default::default() };
+        let mut host = Host {
+            neighbours: vec![Neighbour { pid: 20, ..minute(false) }],
+            processes: vec![process],
+            ..Host::default()
+        };
+        crowd.tell(4.0, Some(0.325), &mut host);
+        let all: Vec<_> = host.neighbours.iter().map(|n| (n.pid, (n.cpu_share * 1000.0).round())).collect();
+        assert_eq!(all, [(20, 200.0), (9, 100.0), (8, 25.0)]);
     }
 
     #[test]
