@@ -1,5 +1,5 @@
-//! A plain relay beside `unslow bypass stack`: it moves bytes between TCP connections and a server's socket file with one
-//! epoll set and nothing else. It has no bounds, no fairness and no half-close; bench/offload.sh
+//! A plain relay beside `unslow bypass stack`: it moves bytes between TCP connections and a server's socket file with
+//! one epoll set and nothing else. It has no bounds, no fairness and no half-close; bench/offload.sh
 //! measures its CPU a request beside the stack's.
 //!
 //! relay_floor ADDRESS:PORT SOCKET_FILE   (until it is killed)
