@@ -63,7 +63,9 @@ impl StackArguments {
         let seen = stack.seen();
         let status = self.status.as_ref().map(|address| {
             let serving = unslow_status::serve(address, false, Arc::new(Watched(seen.clone())));
-            serving.with_context(|| format!("--status {address}: cannot listen there"))
+            serving.with_context(|| {
+                format!("--status {address}: cannot listen there; expected IP:PORT, such as 127.0.0.1:9191")
+            })
         });
         let status = status.transpose()?;
         if let Some(address) = status.as_ref().and_then(|serving| serving.address) {

@@ -19,7 +19,7 @@ const CLIENTS: u64 = 12;
 /// Answers between two kills at least: enough that each connection was used.
 const ANSWERS: u64 = 2000;
 
-/// One client with a key of its own; it knows what the key holds.
+/// A client that has a key to itself and knows what the key must hold.
 struct Checked {
     key: u64,
     random: StdRng,

@@ -47,7 +47,7 @@ impl Gathers {
         self.0.remove(&(whom, number))
     }
 
-    /// A client is gone.
+    /// Removes everything of a client that has left.
     pub fn forget(&mut self, whom: Whom) {
         while let Some((first, _)) = self.0.range((whom, 0)..=(whom, u32::MAX)).next() {
             let first = *first;

@@ -48,7 +48,7 @@ impl Seen {
 }
 
 impl Stack {
-    /// Begins in this process, with so many threads, one at least; not more than once.
+    /// Starts in this process with this many threads, at least one. Call it once per process.
     ///
     /// # Errors
     ///
@@ -92,8 +92,8 @@ impl Stack {
     }
 }
 
-/// A thread that ends, however that comes about, ends the others: its servers take their listeners back only when the
-/// process is gone.
+/// When one thread ends for any reason, the others end too: a server takes its listeners back only once the process is
+/// gone.
 struct EndsAll<'a>(&'a AtomicBool);
 
 impl Drop for EndsAll<'_> {

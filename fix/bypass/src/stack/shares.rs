@@ -61,7 +61,15 @@ pub struct Shares {
     open: Vec<Count>,
     /// What was found in the meeting directories.
     there: Mutex<Arc<Vec<ServerSocket>>>,
-    by_path: Mutex<HashMap<PathBuf, Share>>,
+    servers: Mutex<Servers>,
+}
+
+#[derive(Default)]
+struct Servers {
+    by_path: HashMap<PathBuf, Share>,
+    /// How many each thread has that did not refuse: anybody may put sockets into a meeting directory, so they are not
+    /// counted again for every one.
+    loads: Vec<usize>,
 }
 
 struct Share {
@@ -75,11 +83,15 @@ struct Share {
 impl Shares {
     pub fn new(threads: usize) -> Shares {
         let open = (0..threads).map(|_| Count::default()).collect();
-        Shares { open, there: Mutex::default(), by_path: Mutex::default() }
+        Shares {
+            open,
+            there: Mutex::default(),
+            servers: Mutex::new(Servers { loads: vec![0; threads], ..Servers::default() }),
+        }
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<PathBuf, Share>> {
-        self.by_path.lock().unwrap_or_else(PoisonError::into_inner)
+    fn all(&self) -> MutexGuard<'_, Servers> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is in the meeting directories now.
@@ -105,39 +117,48 @@ impl Shares {
     /// Whether a server is this thread's from now on, or was before.
     pub fn claims(&self, path: &Path, thread: usize) -> bool {
         let mut all = self.all();
-        if let Some(share) = all.get(path) {
+        if let Some(share) = all.by_path.get(path) {
             return share.thread == thread;
         }
-        let of = |thread: usize| all.values().filter(|share| share.thread == thread && !share.refuses).count();
-        let is_ours = (0..self.open.len()).all(|other| of(other) >= of(thread));
+        let is_ours = all.loads.iter().all(|other| *other >= all.loads[thread]);
         if is_ours {
-            all.insert(path.to_path_buf(), Share { thread, refuses: false, served: None });
+            all.loads[thread] += 1;
+            all.by_path.insert(path.to_path_buf(), Share { thread, refuses: false, served: None });
         }
         is_ours
     }
 
     /// It lends nothing, now and later.
     pub fn refuses(&self, path: &Path) {
-        if let Some(share) = self.all().get_mut(path) {
+        let mut all = self.all();
+        let Servers { by_path, loads } = &mut *all;
+        if let Some(share) = by_path.get_mut(path).filter(|share| !share.refuses) {
             share.refuses = true;
+            loads[share.thread] -= 1;
         }
     }
 
     /// It lends what it listens at, or (`None`) no more.
     pub fn serves(&self, path: &Path, served: Option<Served>) {
-        if let Some(share) = self.all().get_mut(path) {
+        if let Some(share) = self.all().by_path.get_mut(path) {
             share.served = served;
         }
     }
 
     /// Servers of this thread that are there no more are forgotten.
     pub fn keep(&self, thread: usize, is_there: impl Fn(&Path) -> bool) {
-        self.all().retain(|path, share| share.thread != thread || share.served.is_some() || is_there(path));
+        let mut all = self.all();
+        let Servers { by_path, loads } = &mut *all;
+        by_path.retain(|path, share| {
+            let stays = share.thread != thread || share.served.is_some() || is_there(path);
+            loads[share.thread] -= usize::from(!stays && !share.refuses);
+            stays
+        });
     }
 
     /// Those that lend.
     pub fn served(&self) -> Vec<Served> {
-        self.all().values().filter_map(|share| share.served.clone()).collect()
+        self.all().by_path.values().filter_map(|share| share.served.clone()).collect()
     }
 }
 
@@ -169,6 +190,6 @@ mod tests {
         assert_eq!(shares.served().len(), 1);
         shares.serves(path, None);
         shares.keep(0, |_| false);
-        assert!(shares.served().is_empty() && shares.all().is_empty());
+        assert!(shares.served().is_empty() && shares.all().by_path.is_empty());
     }
 }

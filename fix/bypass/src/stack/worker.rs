@@ -29,7 +29,7 @@ const AT_ONCE: usize = 16;
 const LOOK: Duration = Duration::from_millis(250);
 /// Events of one wait.
 const EVENTS: usize = 512;
-/// With several servers on one thread: what comes for one of them meanwhile waits for so many of the others' at most.
+/// The same where a thread has several servers: an event of one of them waits behind at most this many of the others'.
 const EVENTS_OF_SEVERAL: usize = 64;
 /// Listeners of one server: it has one for each address.
 const LISTENERS: usize = 64;
@@ -253,7 +253,7 @@ impl Worker {
         let there = self.shares.there();
         self.unwilling.retain(|path| there.iter().any(|server| server.path == *path));
         self.unmet.retain(|path, _| there.iter().any(|server| server.path == *path));
-        // One whose socket is gone for a moment is still ours.
+        // A server whose socket file is briefly missing is still ours.
         let is_had = |path: &Path| self.servers.iter().flatten().any(|server| server.path == *path);
         let is_there = |path: &Path| there.iter().any(|server| server.path == *path);
         self.shares.keep(self.thread, |path| is_there(path) || is_had(path));

@@ -13,7 +13,7 @@ use super::parse::rows;
 use super::processes::{Task, socket_inodes, used};
 use crate::sockets::{self, TcpSocket};
 
-/// So many are told.
+/// How many are reported.
 pub const MOST: usize = 5;
 
 /// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when

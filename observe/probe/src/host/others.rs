@@ -16,7 +16,7 @@ use super::neighbours::{Doors, MOST, Sockets};
 use super::processes::{Task, task_of, used};
 use crate::sockets;
 
-/// Processors that all others use together: below it nobody is looked for.
+/// Cores that all other processes use together: below this nobody is looked for.
 const ENOUGH: f64 = 0.2;
 /// What one of them uses at least to be named.
 const NAMED: f64 = 0.02;
