@@ -1,6 +1,6 @@
 //! Which thread has which server, and what each server's clients did: what the threads of a stack share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,13 +54,26 @@ pub struct Served {
     pub figures: Arc<Figures>,
 }
 
+/// What is in the meeting directories.
+#[derive(Default)]
+pub struct There {
+    pub servers: Vec<ServerSocket>,
+    paths: HashSet<PathBuf>,
+}
+
+impl There {
+    pub fn has(&self, path: &Path) -> bool {
+        self.paths.contains(path)
+    }
+}
+
 /// Every server there is has one thread, the one with the fewest. The kernel's scheduler shares the processors out
 /// among threads, so a server that is flooded costs those of other threads no turn.
 pub struct Shares {
     /// Connections of each thread, those of servers that have ended included.
     open: Vec<Count>,
     /// What was found in the meeting directories.
-    there: Mutex<Arc<Vec<ServerSocket>>>,
+    there: Mutex<Arc<There>>,
     servers: Mutex<Servers>,
 }
 
@@ -95,12 +108,14 @@ impl Shares {
     }
 
     /// What is in the meeting directories now.
-    pub fn see(&self, there: Vec<ServerSocket>) {
+    pub fn see(&self, servers: Vec<ServerSocket>) {
+        let paths = servers.iter().map(|server| server.path.clone()).collect();
+        let there = There { servers, paths };
         *self.there.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(there);
     }
 
     /// What was there at the last look.
-    pub fn there(&self) -> Arc<Vec<ServerSocket>> {
+    pub fn there(&self) -> Arc<There> {
         self.there.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -251,14 +251,13 @@ impl Worker {
             self.shares.see(channel::directories().iter().flat_map(|dir| channel::servers_in(dir)).collect());
         }
         let there = self.shares.there();
-        self.unwilling.retain(|path| there.iter().any(|server| server.path == *path));
-        self.unmet.retain(|path, _| there.iter().any(|server| server.path == *path));
+        self.unwilling.retain(|path| there.has(path));
+        self.unmet.retain(|path, _| there.has(path));
         // A server whose socket file is briefly missing is still ours.
         let is_had = |path: &Path| self.servers.iter().flatten().any(|server| server.path == *path);
-        let is_there = |path: &Path| there.iter().any(|server| server.path == *path);
-        self.shares.keep(self.thread, |path| is_there(path) || is_had(path));
-        for server in there.iter().cloned() {
-            if !self.shares.claims(&server.path, self.thread) || self.unwilling.contains(&server.path) {
+        self.shares.keep(self.thread, |path| there.has(path) || is_had(path));
+        for server in &there.servers {
+            if self.unwilling.contains(&server.path) || !self.shares.claims(&server.path, self.thread) {
                 continue;
             }
             if let Some(known) = self.servers.iter().flatten().find(|known| known.path == server.path) {
@@ -275,7 +274,7 @@ impl Worker {
                 if *times >= UNMET {
                     self.unmet.remove(&server.path);
                     self.shares.refuses(&server.path);
-                    self.unwilling.insert(server.path);
+                    self.unwilling.insert(server.path.clone());
                 }
                 continue;
             };
@@ -289,7 +288,7 @@ impl Worker {
             }
             self.watch(libc::EPOLL_CTL_ADD, place.pair().channel.as_raw_fd(), EPOLLIN, About::Channel(number));
             self.servers[number] = Some(Server {
-                path: server.path,
+                path: server.path.clone(),
                 netns: server.endpoint.netns,
                 pid: server.pid,
                 figures: Arc::default(),
