@@ -13,6 +13,9 @@ fuzz_target!(|data: &[u8]| {
     disk.files.insert(format!("{:020}.open", 1), log.to_vec());
     read(disk);
 
+    // What stands in a chunk's frame, behind zstd.
+    let _ = unslow_series::read_chunk(segment, log);
+
     // With checksums that hold, so that the parsers behind them are reached.
     let mut disk = Memory::default();
     disk.files.insert(format!("{:020}.seg", 1), unslow_series::framed(b"UNSLOWsg", segment));

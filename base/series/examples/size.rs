@@ -1,13 +1,15 @@
 //! How many bytes a day of samples takes: 400 fields each second, idle and varied, beside text through zstd.
 //!
 //!     cargo run --release -p unslow-series --example size [SEED]
+//!     cargo run --release -p unslow-series --example size DIR
 //!
-//! The fields are made up after INFO's: constants, clocks, counters and gauges. It shows the order of magnitude and
-//! whether a change of the format pays; it says nothing about one particular server.
+//! Of a recording it prints what each of its series takes when this version writes it. The fields of the made-up days
+//! are as INFO's are: constants, clocks, counters and gauges. They show the order of magnitude and whether a change of
+//! the format pays; they say nothing about one particular server.
 
 use std::fmt::Write;
 
-use unslow_series::{Error, FieldId, Memory, Settings, Stamp, Value, Writer};
+use unslow_series::{Error, FieldId, Item, Memory, Reader, Settings, Stamp, Value, Writer};
 
 const FIELDS: usize = 400;
 const DAY_S: u64 = 86_400;
@@ -83,7 +85,44 @@ fn day(load: u64, seed: u64) -> Result<(usize, usize), Error> {
     Ok((writer.close()?.used(), text_bytes))
 }
 
+/// A recording, written anew.
+fn again(dir: &str) -> Result<(), Error> {
+    let reader = Reader::open(dir)?;
+    let always = i64::MIN..i64::MAX;
+    for name in reader.series() {
+        let mut writer = Writer::with_disk(Memory::default(), Settings::default())?;
+        let series = writer.series(&name)?;
+        let (events, texts) = reader.notes(&name, always.clone(), always.clone());
+        let (mut events, mut texts) = (events.into_iter().peekable(), texts.into_iter().peekable());
+        let (mut rows, mut first, mut last) = (0u64, i64::MAX, i64::MIN);
+        for item in reader.range(&name, always.clone()) {
+            let Item::Row(row) = item else { continue };
+            while let Some(text) = texts.next_if(|text| text.since_ms <= row.at.wall_ms) {
+                writer.text(series, row.at, &text.name, &text.value)?;
+            }
+            while let Some(event) = events.next_if(|event| event.at.wall_ms <= row.at.wall_ms) {
+                writer.event(series, event.at, &event.kind, &event.payload)?;
+            }
+            let values: Vec<_> =
+                row.values().map(|(name, value)| Ok((writer.field(name)?, value))).collect::<Result<_, Error>>()?;
+            writer.sample(series, row.at, &values)?;
+            writer.tick(row.at)?;
+            (rows, first, last) = (rows + 1, first.min(row.at.wall_ms), last.max(row.at.wall_ms));
+        }
+        if rows > 1 {
+            let (disk, days) = (writer.close()?, (last - first) as f64 / 86_400e3);
+            // The log has the texts that hold, once, however long it goes on.
+            let bytes: usize = disk.files.iter().filter(|(name, _)| name.ends_with(".seg")).map(|(_, f)| f.len()).sum();
+            println!("{name:?}: {rows} rows, {bytes} bytes, {:.2} MB a day", bytes as f64 / days / 1e6);
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Error> {
+    if let Some(dir) = std::env::args().nth(1).filter(|argument| argument.parse::<u64>().is_err()) {
+        return again(&dir);
+    }
     let seed = std::env::args().nth(1).and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for (name, load, aim) in [("idle", 0, 2_000_000), ("varied", 3, 5_000_000)] {
         let (bytes, text_bytes) = day(load, seed)?;

@@ -1,14 +1,19 @@
-//! A chunk: half an hour or so of one series, in columns; in memory as it grows, and as bytes.
+//! A chunk: an hour or so of one series, in columns; in memory as it grows, and as bytes.
 
+use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use crate::column::{Column, Kind, Words, decode_words, encode_words};
+use crate::column::{CLOCK, Column, Kind};
+use crate::held::{Held, Texts};
+use crate::pack::{By, Late, Other, Others, Packed, Packing, put_words, words};
 use crate::wire::{Cursor, put_bytes, put_signed, put_varint};
+use crate::words::Words;
 use crate::{Stamp, Value};
 
 // What a writer keeps to, so that a reader may refuse more: values and rows of a chunk, and its bytes before zstd.
-pub const CELLS_DUE: usize = 1 << 20;
+pub const CELLS_DUE: usize = 2 << 20;
 /// All chunks end when their rows have this many values together: to end and to read them takes seconds.
 pub const CELLS_DUE_OF_ALL: usize = 64 << 20;
 pub const NOTE_BYTES_DUE: usize = 4 << 20;
@@ -20,13 +25,24 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 const MAX_CELLS: usize = 4 << 20;
 const MAX_COLUMNS: usize = 4 * MAX_FIELDS;
 const MAX_RAW: usize = 64 << 20;
+/// A column is told by one of so many moving ones before it, if it moves as that one does.
+const OTHERS: usize = 64;
 
-/// A text and since when it holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    pub name: Arc<str>,
-    pub value: Arc<str>,
-    pub since_ms: i64,
+/// What is read of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    All,
+    /// Texts and events: its columns stay empty.
+    Notes,
+}
+
+/// How a chunk's numbers stand in its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Among all the rest, before zstd: formats 1 and 2.
+    Plain,
+    /// Those that change are coded, and stand behind what zstd packed.
+    Coded,
 }
 
 /// What is kept once: a text that changed, or an event.
@@ -104,7 +120,7 @@ pub struct Chunk {
     /// Places of the columns, by name and kind.
     by_name: Vec<u32>,
     /// The texts that held when it began.
-    pub state: Vec<Held>,
+    pub state: Texts,
     pub notes: Vec<Note>,
     cells: usize,
     row_bytes: usize,
@@ -123,8 +139,23 @@ fn is_same(a: &Arc<str>, b: &Arc<str>) -> bool {
     Arc::ptr_eq(a, b) || a == b
 }
 
+/// What a server's own clock is told by.
+fn clock_us(walls_ms: &[u64]) -> Vec<u64> {
+    walls_ms.iter().map(|ms| ms.wrapping_mul(1000)).collect()
+}
+
+/// By how much the wall clock is ahead of the other one; taken from the wall clock again it gives the other one.
+fn clock_ahead(walls: &[u64], monos: &[u64]) -> Vec<u64> {
+    walls.iter().zip(monos).map(|(wall, mono)| wall.wrapping_sub(*mono)).collect()
+}
+
+/// Numbers that are told by nothing but themselves.
+fn alone(bytes: &mut Packed<'_>, count: usize) -> Option<Vec<u64>> {
+    words(bytes, count)?.alone()
+}
+
 impl Chunk {
-    pub fn new(series: Arc<str>, state: Vec<Held>) -> Chunk {
+    pub fn new(series: Arc<str>, state: Texts) -> Chunk {
         Chunk {
             series,
             seqs: Words::default(),
@@ -232,7 +263,38 @@ impl Chunk {
     }
 
     pub fn values(&self, row: usize) -> impl Iterator<Item = (&Arc<str>, Value)> {
-        self.columns.iter().filter_map(move |c| Some((&c.name, c.at(row)?)))
+        (0..self.columns.len()).filter_map(move |place| Some((&self.columns[place].name, self.at(place, row)?)))
+    }
+
+    /// The value of the column at a place.
+    pub fn at(&self, place: usize, row: usize) -> Option<Value> {
+        self.columns.get(place)?.at(row, self.words(place))
+    }
+
+    /// The numbers of the column at a place. Of one that cannot be decoded there are none.
+    fn words(&self, place: usize) -> &Words {
+        let Column { coded, words, .. } = &self.columns[place];
+        let Some(coded) = coded else { return words };
+        coded.known.get_or_init(|| self.decode_late(place, &coded.late).map_or(Words::Constant(0, 0), Words::of))
+    }
+
+    fn decode_late(&self, place: usize, late: &Late) -> Option<Vec<u64>> {
+        // Those before it need fewer than DEPTH_MAX others each.
+        let others = match late.by {
+            By::Nothing => Default::default(),
+            By::Place(CLOCK) => [clock_us(&self.walls.all()).into(), Cow::Borrowed(&[][..])],
+            By::Place(other) => [self.words(other - 1).all(), Cow::Borrowed(&[][..])],
+            By::LastTwo => [place - 2, place - 1].map(|other| self.words(other).all()),
+        };
+        late.words([&others[0], &others[1]])
+    }
+
+    /// Whether all columns can be decoded.
+    pub fn is_sound(&self) -> bool {
+        let is_sound = |(place, column): (usize, &Column)| {
+            column.coded.as_ref().is_none_or(|coded| self.words(place).len() == coded.late.count)
+        };
+        self.columns.iter().enumerate().all(is_sound)
     }
 
     pub fn columns(&self) -> &[Column] {
@@ -259,69 +321,111 @@ impl Chunk {
 
     /// The body of its frame.
     pub fn pack(&self, level: i32) -> io::Result<Vec<u8>> {
-        let raw = self.encode();
+        let Packing { plain, coded } = self.encode();
         let mut body = Vec::new();
         self.meta().put(&mut body);
-        put_varint(&mut body, raw.len() as u64);
-        body.extend_from_slice(&zstd::bulk::compress(&raw, level)?);
+        put_varint(&mut body, plain.len() as u64);
+        put_bytes(&mut body, &zstd::bulk::compress(&plain, level)?);
+        body.extend_from_slice(&coded);
         Ok(body)
     }
 
     /// `None` for what no writer makes: memory is bounded by the limits above, whatever the bytes claim.
-    pub fn unpack(body: &[u8]) -> Option<Chunk> {
+    pub fn unpack(body: &[u8], form: Form, wanted: Wanted) -> Option<Chunk> {
         let mut bytes = Cursor::new(body);
         let meta = Meta::read(&mut bytes)?;
-        let raw_bytes = usize::try_from(bytes.varint()?).ok().filter(|n| *n <= MAX_RAW)?;
-        let raw = zstd::bulk::decompress(bytes.rest(), raw_bytes).ok().filter(|raw| raw.len() == raw_bytes)?;
-        let chunk = Chunk::decode(meta.series.clone(), &raw)?;
+        let plain_bytes = usize::try_from(bytes.varint()?).ok().filter(|n| *n <= MAX_RAW)?;
+        let (packed, coded) = match form {
+            Form::Plain => (bytes.rest(), &[][..]),
+            Form::Coded => (bytes.bytes()?, bytes.rest()),
+        };
+        let plain = zstd::bulk::decompress(packed, plain_bytes).ok().filter(|plain| plain.len() == plain_bytes)?;
+        let bytes = Packed { plain: Cursor::new(&plain), coded: Cursor::new(coded) };
+        let chunk = Chunk::decode(meta.series.clone(), bytes, form, wanted)?;
         (chunk.meta() == meta).then_some(chunk)
     }
 
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_varint(&mut out, self.seqs.len() as u64);
-        for words in [&self.seqs, &self.walls, &self.monos] {
-            encode_words(&mut out, &words.all());
+    fn encode(&self) -> Packing {
+        let mut out = Packing::default();
+        put_varint(&mut out.plain, self.rows() as u64);
+        let [seqs, walls, monos] = [&self.seqs, &self.walls, &self.monos].map(Words::all);
+        put_words(&mut out, &seqs, Others::default());
+        put_words(&mut out, &walls, Others::default());
+        // Both run at one pace.
+        put_words(&mut out, &clock_ahead(&walls, &monos), Others::default());
+        put_varint(&mut out.plain, self.columns.len() as u64);
+        self.encode_columns(&mut out, &clock_us(&walls));
+        put_varint(&mut out.plain, self.state.len() as u64);
+        for held in self.state.iter() {
+            put_bytes(&mut out.plain, held.name.as_bytes());
+            put_bytes(&mut out.plain, held.value.as_bytes());
+            put_signed(&mut out.plain, held.since_ms);
         }
-        put_varint(&mut out, self.columns.len() as u64);
-        self.columns.iter().for_each(|c| c.encode(&mut out));
-        put_varint(&mut out, self.state.len() as u64);
-        for held in &self.state {
-            put_bytes(&mut out, held.name.as_bytes());
-            put_bytes(&mut out, held.value.as_bytes());
-            put_signed(&mut out, held.since_ms);
+        put_varint(&mut out.plain, self.notes.len() as u64);
+        let numbers: [fn(&Note) -> u64; 3] = [|n| n.seq, |n| n.at.wall_ms as u64, |n| n.at.mono_ms];
+        for number in numbers {
+            put_words(&mut out, &self.notes.iter().map(number).collect::<Vec<u64>>(), Others::default());
         }
-        put_varint(&mut out, self.notes.len() as u64);
-        let words: [fn(&Note) -> u64; 3] = [|n| n.seq, |n| n.at.wall_ms as u64, |n| n.at.mono_ms];
-        for word in words {
-            encode_words(&mut out, &self.notes.iter().map(word).collect::<Vec<u64>>());
-        }
-        self.notes.iter().for_each(|n| n.said.put(&mut out));
+        self.notes.iter().for_each(|n| n.said.put(&mut out.plain));
         out
     }
 
-    fn decode(series: Arc<str>, raw: &[u8]) -> Option<Chunk> {
-        let mut bytes = Cursor::new(raw);
-        let mut chunk = Chunk::new(series, Vec::new());
-        let rows = usize::try_from(bytes.varint()?).ok()?;
+    fn encode_columns(&self, out: &mut Packing, clock_us: &[u64]) {
+        let all: Vec<Cow<'_, [u64]>> = (0..self.columns.len()).map(|place| self.words(place).all()).collect();
+        let mut depths: Vec<u8> = Vec::new();
+        let mut moving = VecDeque::from([Other { place: CLOCK, words: clock_us, depth: 0 }]);
+        for (place, (column, words)) in self.columns.iter().zip(&all).enumerate() {
+            let as_many = |other: &Other<'_>| other.words.len() == words.len();
+            let alike: Vec<Other<'_>> = moving.iter().filter(|other| as_many(other)).copied().collect();
+            let two = place.checked_sub(2).map(|first| [first, first + 1]);
+            let two = two.filter(|two| two.iter().all(|place| self.columns[*place].kind != Kind::Float));
+            let two = two.map(|two| two.map(|place| Other { place, words: &all[place], depth: depths[place] }));
+            let last_two = two.filter(|two| two.iter().all(as_many));
+            let depth = column.encode(out, self.rows(), words, Others { moving: &alike, last_two });
+            depths.push(depth.unwrap_or(0));
+            if let Some(depth) = depth {
+                moving.push_back(Other { place: place + 1, words, depth });
+                if moving.len() > OTHERS {
+                    moving.pop_front();
+                }
+            }
+        }
+    }
+
+    /// For fuzzing: these bytes as what a frame holds, behind zstd.
+    pub fn of_bytes(plain: &[u8], coded: &[u8]) -> Option<Chunk> {
+        let bytes = Packed { plain: Cursor::new(plain), coded: Cursor::new(coded) };
+        Chunk::decode("".into(), bytes, Form::Coded, Wanted::All)
+    }
+
+    fn decode(series: Arc<str>, mut bytes: Packed<'_>, form: Form, wanted: Wanted) -> Option<Chunk> {
+        let mut chunk = Chunk::new(series, Texts::default());
+        let rows = usize::try_from(bytes.plain.varint()?).ok()?;
         let mut budget = MAX_CELLS.checked_sub(rows.checked_mul(3)?)?;
-        chunk.seqs = Words::Plain(decode_words(&mut bytes, rows)?);
-        chunk.walls = Words::Plain(decode_words(&mut bytes, rows)?);
-        chunk.monos = Words::Plain(decode_words(&mut bytes, rows)?);
-        for _ in 0..bytes.count(3).filter(|n| *n <= MAX_COLUMNS)? {
-            chunk.columns.push(Column::decode(&mut bytes, rows, &mut budget)?);
+        let [seqs, walls] = [alone(&mut bytes, rows)?, alone(&mut bytes, rows)?];
+        let monos = alone(&mut bytes, rows)?;
+        let monos = if form == Form::Plain { monos } else { clock_ahead(&walls, &monos) };
+        (chunk.seqs, chunk.walls, chunk.monos) = (Words::of(seqs), Words::of(walls), Words::of(monos));
+        for _ in 0..bytes.plain.count(3).filter(|n| *n <= MAX_COLUMNS)? {
+            match wanted {
+                Wanted::Notes => Column::pass(&mut bytes, rows)?,
+                Wanted::All => {
+                    let column = Column::decode(&mut bytes, rows, &mut budget, &chunk.columns)?;
+                    chunk.columns.push(column);
+                }
+            }
         }
-        for _ in 0..bytes.count(3).filter(|n| *n <= MAX_TEXTS)? {
-            let (name, value) = (bytes.text()?.into(), bytes.text()?.into());
-            chunk.state.push(Held { name, value, since_ms: bytes.signed()? });
+        for _ in 0..bytes.plain.count(3).filter(|n| *n <= MAX_TEXTS)? {
+            let (name, value) = (bytes.plain.text()?.into(), bytes.plain.text()?.into());
+            chunk.state.put(Held { name, value, since_ms: bytes.plain.signed()? });
         }
-        let notes = bytes.count(3).filter(|n| *n <= MAX_CELLS)?;
-        let [seqs, walls, monos] =
-            [decode_words(&mut bytes, notes)?, decode_words(&mut bytes, notes)?, decode_words(&mut bytes, notes)?];
+        let notes = bytes.plain.count(3).filter(|n| *n <= MAX_CELLS)?;
+        let mut numbers = || alone(&mut bytes, notes);
+        let [seqs, walls, monos] = [numbers()?, numbers()?, numbers()?];
         for ((seq, wall), mono_ms) in seqs.into_iter().zip(walls).zip(monos) {
             let at = Stamp { wall_ms: wall as i64, mono_ms };
-            chunk.note(Note { seq, at, said: Saying::read(&mut bytes)? });
+            chunk.note(Note { seq, at, said: Saying::read(&mut bytes.plain)? });
         }
-        bytes.is_empty().then_some(chunk)
+        (bytes.plain.is_empty() && bytes.coded.is_empty()).then_some(chunk)
     }
 }

@@ -7,7 +7,7 @@
 use crate::DamageKind;
 
 /// The newest format that this version reads. Older ones stay readable when it grows.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 pub const HEADER_BYTES: usize = 22;
 const MARKER: [u8; 4] = [0xf5, 0x8c, b'S', 0x0a];
 const HEAD_BYTES: usize = 13;
@@ -29,11 +29,11 @@ impl FileKind {
         }
     }
 
-    /// The format that is written: that of segments, which are sent to others, has not changed.
+    /// The format that is written: that of logs has not changed since the second one.
     fn version(self) -> u16 {
         match self {
-            FileKind::Segment => 1,
-            FileKind::Log => VERSION,
+            FileKind::Segment => VERSION,
+            FileKind::Log => 2,
         }
     }
 

@@ -6,9 +6,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::chunk::{CELLS_DUE_OF_ALL, Chunk, Held, MAX_FIELDS, Note, Saying};
+use crate::chunk::{CELLS_DUE_OF_ALL, Chunk, MAX_FIELDS, Note, Saying};
 use crate::column::Kind;
 use crate::frame::{FileKind, Piece, Scan};
+use crate::held::{Held, Texts};
 use crate::segment::{Entry, check_header};
 use crate::wire::{Cursor, put_bytes, put_signed, put_varint};
 use crate::{Damage, DamageKind, Error, Stamp, Value};
@@ -56,16 +57,21 @@ fn put_value(out: &mut Vec<u8>, field: usize, value: Value) {
 #[derive(Default)]
 pub struct Differ {
     whole: Option<u64>,
-    values: HashMap<usize, Kept>,
+    /// The values of the whole row, in its order: rows list theirs in the same one nearly always.
+    values: Vec<Kept>,
+    /// Their places, by field.
+    by_field: Vec<u32>,
     /// Rows since the whole one.
     rows: u32,
 }
 
 /// A value of the whole row.
 struct Kept {
-    word: (Kind, u64),
+    field: u32,
     /// The last row that had the field.
     row: u32,
+    kind: Kind,
+    word: u64,
 }
 
 impl Differ {
@@ -73,49 +79,80 @@ impl Differ {
     pub fn row(&mut self, series: usize, seq: u64, at: Stamp, values: &[(usize, Value)]) -> (u8, Vec<u8>) {
         let mut out = place(series, seq, at);
         self.rows += 1;
-        let mut fields: Vec<usize> = values.iter().map(|(field, _)| *field).collect();
-        fields.sort_unstable();
-        // A field twice, of two kinds perhaps: such a row stands by itself.
-        if fields.windows(2).any(|pair| pair[0] == pair[1]) {
-            put_varint(&mut out, values.len() as u64);
-            values.iter().for_each(|(field, value)| put_value(&mut out, *field, *value));
-            self.whole = None;
-            return (ROW, out);
-        }
         let Some(whole) = self.whole.filter(|_| self.rows < ROWS_PER_WHOLE) else {
-            (self.whole, self.rows) = (Some(seq), 0);
-            self.values.clear();
-            put_varint(&mut out, values.len() as u64);
-            for (field, value) in values {
-                put_value(&mut out, *field, *value);
-                self.values.insert(*field, Kept { word: Kind::split(*value), row: 0 });
-            }
+            self.whole = self.begin(values).then_some(seq);
+            put_values(&mut out, values.iter().copied(), values.len());
             return (ROW, out);
         };
-        put_varint(&mut out, whole);
-        let mut seen = 0;
+        let (mut next, mut seen) = (0, 0);
         let mut changed = Vec::new();
         for (field, value) in values {
-            match self.values.get_mut(field) {
-                Some(kept) => {
-                    (kept.row, seen) = (self.rows, seen + 1);
-                    if kept.word != Kind::split(*value) {
-                        changed.push((*field, *value));
-                    }
-                }
-                None => changed.push((*field, *value)),
+            let is_next = self.values.get(next).is_some_and(|kept| kept.field as usize == *field);
+            let place = if is_next { Some(next) } else { self.place(*field) };
+            let Some(kept) = place.map(|place| &mut self.values[place]) else {
+                changed.push((*field, *value));
+                continue;
+            };
+            next = place.map_or(next, |place| place + 1);
+            // A field twice, of two kinds perhaps: such a row stands by itself.
+            if kept.row == self.rows {
+                self.whole = None;
+                break;
+            }
+            (kept.row, seen) = (self.rows, seen + 1);
+            if (kept.kind, kept.word) != Kind::split(*value) {
+                changed.push((*field, *value));
             }
         }
-        put_varint(&mut out, changed.len() as u64);
-        changed.into_iter().for_each(|(field, value)| put_value(&mut out, field, value));
+        if self.whole.is_none() || has_twice(&changed) {
+            self.whole = None;
+            put_values(&mut out, values.iter().copied(), values.len());
+            return (ROW, out);
+        }
+        put_varint(&mut out, whole);
+        put_values(&mut out, changed.iter().copied(), changed.len());
         put_varint(&mut out, (self.values.len() - seen) as u64);
         if seen < self.values.len() {
-            let rows = self.rows;
-            let gone = self.values.iter().filter(|(_, kept)| kept.row != rows);
-            gone.for_each(|(field, _)| put_varint(&mut out, *field as u64));
+            let gone = self.values.iter().filter(|kept| kept.row != self.rows);
+            gone.for_each(|kept| put_varint(&mut out, u64::from(kept.field)));
         }
         (DIFFERENCE, out)
     }
+
+    /// Takes up a whole row; false for one that none may differ from, because it has a field twice.
+    fn begin(&mut self, values: &[(usize, Value)]) -> bool {
+        self.rows = 0;
+        self.values.clear();
+        self.values.reserve_exact(values.len());
+        self.values.extend(values.iter().map(|(field, value)| {
+            let (kind, word) = Kind::split(*value);
+            Kept { field: *field as u32, row: 0, kind, word } // ids count the names there are in memory
+        }));
+        self.by_field.clear();
+        self.by_field.reserve_exact(values.len());
+        self.by_field.extend(0..self.values.len() as u32);
+        self.by_field.sort_unstable_by_key(|place| self.values[*place as usize].field);
+        let field = |place: &u32| self.values[*place as usize].field;
+        self.by_field.windows(2).all(|pair| field(&pair[0]) != field(&pair[1]))
+    }
+
+    fn place(&self, field: usize) -> Option<usize> {
+        let at =
+            self.by_field.binary_search_by_key(&field, |place| self.values[*place as usize].field as usize).ok()?;
+        Some(self.by_field[at] as usize)
+    }
+}
+
+fn put_values(out: &mut Vec<u8>, values: impl Iterator<Item = (usize, Value)>, count: usize) {
+    put_varint(out, count as u64);
+    values.for_each(|(field, value)| put_value(out, field, value));
+}
+
+/// Whether a field is among these twice.
+fn has_twice(values: &[(usize, Value)]) -> bool {
+    let mut fields: Vec<usize> = values.iter().map(|(field, _)| *field).collect();
+    fields.sort_unstable();
+    fields.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 pub fn note(series: usize, note: &Note) -> Vec<u8> {
@@ -197,7 +234,7 @@ impl Replay {
                 let place = match self.places.get(&name) {
                     Some(place) => *place,
                     None => {
-                        self.chunks.push(Chunk::new(name.clone(), Vec::new()));
+                        self.chunks.push(Chunk::new(name.clone(), Texts::default()));
                         self.places.insert(name, self.chunks.len() - 1);
                         self.chunks.len() - 1
                     }
@@ -222,8 +259,7 @@ impl Replay {
                     && chunk.is_empty()
                 {
                     // A segment has it already: it holds when the next chunk begins.
-                    chunk.state.retain(|held| held.name != name);
-                    chunk.state.push(Held { name, value, since_ms: at.wall_ms });
+                    chunk.state.put(Held { name, value, since_ms: at.wall_ms });
                 }
             }
             STATE => {
@@ -231,12 +267,8 @@ impl Replay {
                 let (name, value): (Arc<str>, Arc<str>) = (body.text()?.into(), body.text()?.into());
                 let since_ms = body.signed()?;
                 // The texts that hold when a chunk begins: an older log's came first.
-                if chunk.is_empty() {
-                    match chunk.state.iter_mut().find(|held| held.name == name) {
-                        Some(held) if held.since_ms < since_ms => (held.value, held.since_ms) = (value, since_ms),
-                        Some(_) => {}
-                        None => chunk.state.push(Held { name, value, since_ms }),
-                    }
+                if chunk.is_empty() && chunk.state.get(&name).is_none_or(|held| held.since_ms < since_ms) {
+                    chunk.state.put(Held { name, value, since_ms });
                 }
             }
             _ => return None,

@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::chunk::{Chunk, Held, Meta, Saying};
+use crate::chunk::{Chunk, Meta, Saying, Wanted};
 use crate::frame::FileKind;
+use crate::held::Held;
 use crate::log::{self, Replay};
 use crate::segment::{self, Entry, MAX_FILE};
 use crate::{Damage, Directory, Disk, Error, Stamp, Value};
@@ -24,8 +25,8 @@ pub struct Row {
 
 impl Row {
     pub fn get(&self, field: &str) -> Option<Value> {
-        let mut of_name = self.chunk.columns().iter().filter(|column| *column.name == *field);
-        of_name.find_map(|column| column.at(self.place))
+        let mut of_name = self.chunk.columns().iter().enumerate().filter(|(_, column)| *column.name == *field);
+        of_name.find_map(|(place, _)| self.chunk.at(place, self.place))
     }
 
     /// All of them, each with its field's name.
@@ -69,7 +70,7 @@ impl Picked {
             let wanted = columns.iter().enumerate().filter(|(_, column)| (self.wanted)(&column.name));
             self.columns.extend(wanted.map(|(place, _)| place));
         }
-        self.columns.iter().filter_map(|place| Some((&columns[*place].name, columns[*place].at(row.place)?)))
+        self.columns.iter().filter_map(|place| Some((&columns[*place].name, row.chunk.at(*place, row.place)?)))
     }
 }
 
@@ -181,7 +182,7 @@ impl<D: Disk> Reader<D> {
 
     /// Reads everything, for all its damage.
     pub fn verify(&self) -> Vec<Damage> {
-        let bad = self.entries.iter().filter_map(|entry| entry.read(&self.disk).err());
+        let bad = self.entries.iter().filter_map(|entry| entry.check(&self.disk).err());
         self.damage.iter().cloned().chain(bad).collect()
     }
 
@@ -222,7 +223,7 @@ impl<D: Disk> Reader<D> {
             if meta.note_last == 0 || series.is_some_and(|s| *s != *meta.series) || !overlaps(meta, &wall_ms) {
                 continue;
             }
-            let Some(chunk) = self.chunk(place, &mut found.damage) else { continue };
+            let Some(chunk) = self.chunk(place, Wanted::Notes, &mut found.damage) else { continue };
             let last = seen.entry(chunk.series.clone()).or_default();
             add_events(&mut found.items, &chunk, last, &wall_ms);
         }
@@ -234,7 +235,7 @@ impl<D: Disk> Reader<D> {
         let mut found = Found { items: Vec::<Held>::new(), damage: Vec::new() };
         for (place, meta) in self.metas() {
             if *meta.series == *series && overlaps(meta, &wall_ms) {
-                let chunk = self.chunk(place, &mut found.damage);
+                let chunk = self.chunk(place, Wanted::Notes, &mut found.damage);
                 chunk.iter().for_each(|chunk| add_texts(&mut found.items, chunk, &wall_ms));
             }
         }
@@ -249,7 +250,7 @@ impl<D: Disk> Reader<D> {
             if *meta.series != *series || !(has_events || has_texts) {
                 continue;
             }
-            let Some(chunk) = self.chunk(place, &mut damage) else { continue };
+            let Some(chunk) = self.chunk(place, Wanted::Notes, &mut damage) else { continue };
             if has_events {
                 add_events(&mut events, &chunk, &mut last, &events_ms);
             }
@@ -272,14 +273,16 @@ impl<D: Disk> Reader<D> {
         }
     }
 
-    fn chunk(&self, place: Place, damage: &mut Vec<Damage>) -> Option<Chunk> {
+    fn chunk(&self, place: Place, wanted: Wanted, damage: &mut Vec<Damage>) -> Option<Chunk> {
         match place {
             Place::Log(i) => {
                 let mut chunk = self.open[i].1.clone();
-                chunk.thaw();
+                if wanted == Wanted::All {
+                    chunk.thaw();
+                }
                 Some(chunk)
             }
-            Place::Segment(i) => match self.entries[i].read(&self.disk) {
+            Place::Segment(i) => match self.entries[i].read(&self.disk, wanted) {
                 Ok(chunk) => chunk,
                 Err(found) => {
                     damage.push(found);
@@ -399,7 +402,7 @@ impl<D: Disk> Rows<'_, D> {
             return true;
         }
         let mut damage = std::mem::take(&mut self.damage);
-        self.chunk = reader.chunk(place, &mut damage).map(Arc::new);
+        self.chunk = reader.chunk(place, Wanted::All, &mut damage).map(Arc::new);
         self.damage = damage;
         self.row = 0;
         if self.chunk.is_none() {

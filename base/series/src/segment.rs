@@ -3,13 +3,15 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use crate::chunk::{Chunk, Meta};
+use crate::chunk::{Chunk, Form, Meta, Wanted};
 use crate::frame::{self, FileKind, HEADER_BYTES, Piece, Scan, VERSION};
 use crate::wire::{Cursor, put_varint};
 use crate::{Damage, DamageKind, Disk, Error};
 
-pub const CHUNK: u8 = 1;
+/// Of formats 1 and 2.
+const PLAIN_CHUNK: u8 = 1;
 const FOOTER: u8 = 2;
+pub const CHUNK: u8 = 3;
 const TRAILER_BYTES: usize = 16;
 const TRAILER_MAGIC: [u8; 4] = *b"seg.";
 /// No writer makes a larger file: segments end at a bound, and a chunk has one too.
@@ -25,23 +27,40 @@ pub struct Entry {
 }
 
 impl Entry {
+    fn damage(&self, kind: DamageKind) -> Damage {
+        Damage { file: self.file.to_string(), at: self.at, bytes: self.bytes, kind }
+    }
+
+    /// Reads all of it.
+    pub fn check<D: Disk>(&self, disk: &D) -> Result<(), Damage> {
+        match self.read(disk, Wanted::All)? {
+            Some(chunk) if !chunk.is_sound() => Err(self.damage(DamageKind::Content)),
+            _ => Ok(()),
+        }
+    }
+
     /// `Ok(None)` when the file is gone: retention deleted it.
-    pub fn read<D: Disk>(&self, disk: &D) -> Result<Option<Chunk>, Damage> {
-        let damage = |kind| Damage { file: self.file.to_string(), at: self.at, bytes: self.bytes, kind };
+    pub fn read<D: Disk>(&self, disk: &D, wanted: Wanted) -> Result<Option<Chunk>, Damage> {
+        let damage = |kind| self.damage(kind);
         let bytes = match disk.read(&self.file, self.at, self.bytes) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             Err(_) => return Err(damage(DamageKind::Unreadable)),
         };
         match Scan::new(&bytes, 0).next() {
-            Some(Piece::Frame { kind: CHUNK, body, .. }) => match Chunk::unpack(body) {
-                Some(chunk) if chunk.series == self.meta.series => Ok(Some(chunk)),
-                _ => Err(damage(DamageKind::Content)),
-            },
+            Some(Piece::Frame { kind: kind @ (CHUNK | PLAIN_CHUNK), body, .. }) => {
+                let chunk = Chunk::unpack(body, form(kind), wanted);
+                let chunk = chunk.filter(|chunk| chunk.series == self.meta.series);
+                chunk.map(Some).ok_or_else(|| damage(DamageKind::Content))
+            }
             Some(Piece::Bad { kind, .. }) => Err(damage(kind)),
             _ => Err(damage(DamageKind::Content)),
         }
     }
+}
+
+fn form(kind: u8) -> Form {
+    if kind == PLAIN_CHUNK { Form::Plain } else { Form::Coded }
 }
 
 /// Index and trailer, to be appended to a segment that ends.
@@ -91,7 +110,7 @@ pub fn load<D: Disk>(disk: &D, name: &str, damage: &mut Vec<Damage>) -> Result<O
     let (file, mut entries) = (Arc::<str>::from(name), Vec::new());
     for piece in Scan::new(&all, start.min(all.len())) {
         match piece {
-            Piece::Frame { at, bytes, kind: CHUNK, body } => match Meta::read(&mut Cursor::new(body)) {
+            Piece::Frame { at, bytes, kind: CHUNK | PLAIN_CHUNK, body } => match Meta::read(&mut Cursor::new(body)) {
                 Some(meta) => entries.push(Entry { file: file.clone(), at: at as u64, bytes: bytes as u64, meta }),
                 None => found(at as u64, bytes as u64, DamageKind::Content),
             },

@@ -103,3 +103,19 @@ fn the_chunks_around_a_damaged_one_are_read() {
     );
     assert!(reader.verify().iter().any(|d| d.kind == DamageKind::Checksum));
 }
+
+/// A chunk of one column that is told by the column at this place.
+fn told_by(place: u8) -> Vec<u8> {
+    // One row: sequence number 1, both clocks 0; one column "c", a counter in one run, coded in one byte.
+    let head = [1, 0, 2, 0, 0, 0, 0, 0, 0];
+    [&head[..], &[1, 1, b'c', 2, 1, 0, 0, 0x82, place, 1], &[0, 0], &[0, 0, 0]].concat()
+}
+
+#[test]
+fn a_column_told_by_itself_or_by_none_is_damage() {
+    let by_clock = unslow_series::read_chunk(&told_by(0), &[0xff]);
+    assert_eq!(by_clock, Some(1), "the clock is there always");
+    for place in [1, 2, 200] {
+        assert_eq!(unslow_series::read_chunk(&told_by(place), &[0xff]), None, "{place}");
+    }
+}

@@ -313,11 +313,11 @@ fn a_newer_format_is_refused_by_name() {
     for extension in [".seg", ".open"] {
         let mut disk = writer.disk().clone();
         let file = disk.files.iter_mut().find(|(name, _)| name.ends_with(extension)).unwrap().1;
-        file[8] = 3;
+        file[8] = 4;
         let sum = crc32fast::hash(&file[..18]).to_le_bytes();
         file[18..22].copy_from_slice(&sum);
         let error = Reader::with_disk(disk.clone()).map(drop).unwrap_err();
-        assert!(matches!(error, Error::Version { found: 3, newest: 2, .. }), "{error}");
+        assert!(matches!(error, Error::Version { found: 4, newest: 3, .. }), "{error}");
         assert!(Writer::with_disk(disk, Settings::default()).is_err());
     }
 }
@@ -384,6 +384,70 @@ fn a_directory_of_the_first_format_is_read_and_carried_on() {
     writer.sample(other, at(1), &[(field, Value::Int(1))]).unwrap();
     assert_eq!(all(writer.disk()), before, "while it writes");
     assert_eq!(all(&writer.close().unwrap()), before, "and at the end");
+}
+
+/// What a server has: fields that stand still, counters, gauges, quotients, clocks, and what comes and goes.
+fn second_of_a_server(second: u64, random: &mut impl FnMut(u64) -> u64) -> Vec<(String, Value)> {
+    let at_ms = at(second).wall_ms;
+    let mut row: Vec<(String, Value)> = (0..60).map(|i| (format!("still_{i}"), Value::Int(i))).collect();
+    let calls = 10 * second as i64 + random(7) as i64;
+    let usec = 13 * calls + random(500) as i64;
+    row.push(("calls".into(), Value::Int(calls)));
+    row.push(("usec".into(), Value::Int(usec)));
+    let each = if calls == 0 { 0.0 } else { usec as f32 / calls as f32 };
+    row.push(("usec_per_call".into(), Value::Int((f64::from(each) * 100.0).round() as i64)));
+    row.push(("time_usec".into(), Value::Int(at_ms * 1000 + random(400) as i64)));
+    row.push(("output".into(), Value::Counter(second * 8_000 + random(3) * 512)));
+    row.push(("output_again".into(), Value::Counter(second * 8_000 + random(3) * 512)));
+    for i in 0..40 {
+        // Each as the one before it, so that a chain of columns is longer than what is followed.
+        let before = row.last().map_or(0, |(_, value)| bits(*value).1);
+        row.push((format!("chain_{i}"), Value::Counter(before.wrapping_add(i % 3 * random(2)))));
+    }
+    row.push(("gauge".into(), Value::Float(random(10_000) as f64 / 100.0)));
+    row.push(("bits".into(), Value::Float(1.0 / (1.0 + random(1 << 40) as f64))));
+    row.push(("wild".into(), Value::Int((random(u64::MAX) as i64) >> random(64))));
+    for i in 0..12 {
+        if random(12) > i {
+            row.push((format!("ping_{i}"), Value::Int(1 + random(5) as i64)));
+        }
+    }
+    row
+}
+
+#[test]
+fn an_hour_of_a_server_comes_back_and_takes_few_bytes() {
+    let mut state = 1u64;
+    let mut random = move |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut writer = Writer::with_disk(Memory::default(), Settings::default()).unwrap();
+    let node = writer.series(NODE).unwrap();
+    let mut given = Vec::new();
+    for second in 0..3_000 {
+        let row = second_of_a_server(second, &mut random);
+        let values: Vec<_> = row.iter().map(|(name, value)| (writer.field(name).unwrap(), *value)).collect();
+        writer.sample(node, at(second), &values).unwrap();
+        given.push(row.into_iter().map(|(name, value)| (name, bits(value))).collect::<BTreeMap<_, _>>());
+    }
+    writer.flush().unwrap();
+    let disk = writer.close().unwrap();
+    let segment = disk.files.iter().find(|(name, _)| name.ends_with(".seg")).unwrap().1.len();
+    // Nine bytes of chance a second for `wild` and `bits`, and some twenty for all the rest.
+    assert!(segment < 3_000 * 32, "{segment} bytes");
+    let reader = Reader::with_disk(disk).unwrap();
+    assert_eq!(reader.verify(), []);
+    let mut read = 0;
+    for (item, given) in reader.range(NODE, ALWAYS).zip(&given) {
+        let Item::Row(row) = item else { panic!("{item:?}") };
+        let all: BTreeMap<_, _> = row.values().map(|(name, value)| (name.to_string(), bits(value))).collect();
+        assert!(all == *given, "row {}", row.seq);
+        read += 1;
+    }
+    assert_eq!(read, given.len());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
 
 use serde::Serialize;
+use smallvec::SmallVec;
 use unslow_facts::{Host, Node, Own, Seen, Side};
 use unslow_probe::Round;
 use unslow_probe::host::Counts;
@@ -77,14 +78,14 @@ struct Field {
     template: Arc<str>,
     /// As many as any server's field of this name has had.
     columns: Arc<[FieldId]>,
-    numbers: Vec<i64>,
+    numbers: SmallVec<[i64; 2]>,
     /// In which row it was last.
     row: u64,
 }
 
 impl Field {
     fn new(name: Arc<str>, template: Arc<str>) -> Field {
-        Field { name, value: String::new(), template, columns: Arc::default(), numbers: Vec::new(), row: 0 }
+        Field { name, value: String::new(), template, columns: Arc::default(), numbers: SmallVec::new(), row: 0 }
     }
 }
 
@@ -324,7 +325,7 @@ impl<D: Disk> Keeper<D> {
                 if field.columns.len() < parts.numbers.len() {
                     field.columns = self.shared.columns(&field.name, parts.numbers.len(), &mut self.writer)?;
                 }
-                field.numbers = parts.numbers;
+                field.numbers = SmallVec::from_slice(&parts.numbers);
                 value.clone_into(&mut field.value);
             }
             if self.row.len() + field.numbers.len() > ROW_MAX {
