@@ -133,10 +133,10 @@ fn own_children<'a>(processes: impl Iterator<Item = (&'a Host, &'a unslow_facts:
 mod tests {
     use unslow_facts::{Process, Seen};
 
-    use super::super::made::{node_at, of};
+    use super::super::made::{NOW_MS, node_at, of};
     use super::*;
     use crate::rules::ALL;
-    use unslow_topology::DeploymentKind;
+    use unslow_topology::{ClusterView, DeploymentKind};
 
     const HERE: &str = "10.0.0.1:6379";
 
@@ -235,6 +235,50 @@ mod tests {
             let cause = now(Finding { id: cause.into(), ..Finding::new(cause).on(["10.0.0.9:6379"]) });
             assert!(!holds(&facts, &cause, &finding("error_flood")), "{}: no peer has lost it", cause.id);
         }
+    }
+
+    /// A cluster whose other master, which does not answer us, has these flags and this link to it at its peer.
+    fn cluster_that_lost(flags: &str, link: &str) -> Facts {
+        let mut facts = cluster_failing(&[(DOWN, 300)]);
+        let view = format!(
+            "{:040x} 10.0.0.1:6379@16379 myself,master - 0 0 1 connected 0-8191\n\
+             {:040x} 10.0.0.9:6379@16379 {flags} - {} {} 2 {link} 8192-16383\n",
+            1,
+            9,
+            NOW_MS - 4000,
+            NOW_MS - 5000
+        );
+        facts.nodes[0].cluster = Seen::yes(ClusterView::parse(&view).unwrap().into(), String::new(), NOW_MS);
+        facts.nodes.push(Node { unreachable: Some("timed out".into()), ..node_at("10.0.0.9:6379", "", "") });
+        facts
+    }
+
+    #[test]
+    fn a_master_that_its_peers_have_lost_makes_the_whole_cluster_refuse() {
+        let lost = cluster_that_lost("master,fail", "disconnected");
+        for cause in ["node_hangs", "node_unreachable"] {
+            let cause = || Finding { id: cause.into(), ..Finding::new(cause).on(["10.0.0.9:6379"]) };
+            let flood = finding("error_flood");
+            assert!(holds(&lost, &now(cause()), &flood), "{}", cause().id);
+            assert!(!holds(&lost, &now(cause()).past(1000), &flood), "{}: of last night", cause().id);
+            let connected = cluster_that_lost("master", "connected");
+            assert!(!holds(&connected, &now(cause()), &flood), "{}: its peer is connected to it", cause().id);
+        }
+    }
+
+    #[test]
+    fn the_refusals_of_a_cluster_are_told_beneath_the_master_that_is_gone() {
+        let mut facts = cluster_that_lost("master,fail", "disconnected");
+        let gone = &mut facts.nodes[1];
+        (gone.first, gone.last, gone.away) = (None, None, Some(unslow_facts::Lack::Answer));
+        let findings = crate::diagnose(&facts, &[]).findings;
+        let told: Vec<&str> = findings.iter().map(|finding| finding.id.as_str()).collect();
+        assert!(!told.contains(&"error_flood"), "by itself: {told:?}");
+        let by = findings.iter().find(|finding| finding.chain.iter().any(|link| link.id == "error_flood"));
+        assert!(
+            by.is_some_and(|by| ["node_unreachable", "slots_uncovered"].contains(&by.id.as_str())),
+            "{findings:#?}"
+        );
     }
 
     #[test]
