@@ -17,7 +17,7 @@ use crate::reply::{bulk, error};
 use crate::session::*;
 use crate::shared::{Message, Question, Shared, What};
 use crate::stats::Latency;
-use crate::worker::{PoolKey, Worker};
+use crate::worker::Worker;
 
 const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW \
                     RELOAD; UNSLOW DRAIN";

@@ -76,6 +76,7 @@ impl<I: Place, T> Places<I, T> {
         self.all.iter()
     }
 
+    #[cfg(test)]
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
         self.all.iter_mut()
     }

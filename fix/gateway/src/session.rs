@@ -479,7 +479,29 @@ pub struct Lane {
     pub permit: Option<Permit>,
     /// Since when it has waited for one.
     pub waits_since: Option<u64>,
+    /// Where it waits for a client to have it alone.
+    pub waits: Waits,
     pub free: bool,
+}
+
+/// What the lanes of a place in the pool have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolKey {
+    pub identity: IdentityId,
+    pub db: u32,
+    pub proto: u8,
+    pub node: u16,
+}
+
+/// Where a lane that no client has waits for one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waits {
+    #[default]
+    Nowhere,
+    /// In this place of the pool.
+    InPool(PoolKey),
+    /// It is dialled ahead for this place.
+    Dialling(PoolKey),
 }
 
 impl Lane {

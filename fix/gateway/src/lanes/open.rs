@@ -5,7 +5,7 @@ use crate::config::Read;
 use crate::ids::{LaneId, SetId};
 use crate::own::Share;
 use crate::session::*;
-use crate::worker::{PoolKey, Worker};
+use crate::worker::Worker;
 use unslow_nodes::{Backoff, Greeting, Plan, Progress, Tolerance};
 use unslow_reactor::{Io, now_ns};
 use unslow_resp::write_command;
@@ -43,6 +43,7 @@ impl Worker {
             idle_since: self.now,
             permit: None,
             waits_since: None,
+            waits: Waits::Nowhere,
             free: false,
         };
         match self.lanes_free.pop() {
@@ -69,7 +70,7 @@ impl Worker {
             None => self.new_lane(if setup { set } else { plain }, node, Some(owner)),
         };
         let l = &mut self.lanes[lane];
-        (l.pooled, l.dirty, l.used) = (true, setup, false);
+        (l.pooled, l.dirty, l.used, l.waits) = (true, setup, false, Waits::Nowhere);
         lane
     }
 
@@ -82,11 +83,17 @@ impl Worker {
         l.idle_since = self.now;
         // Where somebody waits for a place, what is given back is closed.
         let crowded = self.crowded(node, self.share(lane));
-        let pool = self.pool_key(set, node).filter(|_| clean).map(|key| self.pool.entry(key).or_default());
-        match pool.filter(|pool| pool.len() < self.config.pool && !crowded) {
-            Some(pool) => pool.push(lane),
+        let is_full = |key: &PoolKey| self.pool.get(key).is_some_and(|pool| pool.len() >= self.config.pool);
+        let key = self.pool_key(set, node).filter(|key| clean && !crowded && self.config.pool > 0 && !is_full(key));
+        match key {
+            Some(key) => self.wait_in_pool(lane, key),
             None => self.close_lane(io, lane),
         }
+    }
+
+    pub(super) fn wait_in_pool(&mut self, lane: LaneId, key: PoolKey) {
+        self.lanes[lane].waits = Waits::InPool(key);
+        self.pool.entry(key).or_default().push(lane);
     }
 
     pub(super) fn pool_key(&self, set: SetId, node: u16) -> Option<PoolKey> {
@@ -114,12 +121,20 @@ impl Worker {
         for awaited in std::mem::take(&mut l.awaited) {
             self.unconfirmed.done(awaited.serial);
         }
-        self.spare_closed(lane);
-        for set in self.sets.iter_mut() {
-            set.lanes.iter_mut().filter(|at| **at == Some(lane)).for_each(|at| *at = None);
+        // Clients come back by thousands when a shard does: who knew it is looked up, and not looked for.
+        let l = &mut self.lanes[lane];
+        let (set, node, waits) = (l.set, usize::from(l.node), std::mem::take(&mut l.waits));
+        if let Some(at) = self.sets[set].lanes.get_mut(node).filter(|at| **at == Some(lane)) {
+            *at = None;
         }
-        for pool in self.pool.values_mut() {
-            pool.retain(|at| *at != lane);
+        match waits {
+            Waits::Nowhere => {}
+            Waits::InPool(key) => self.pool.entry(key).or_default().retain(|at| *at != lane),
+            Waits::Dialling(key) => {
+                if let Some(spare) = self.spares.get_mut(&key).filter(|spare| spare.dialling == Some(lane)) {
+                    spare.dialling = None;
+                }
+            }
         }
         self.clogs.retain(|c| c.lane != lane);
         self.lanes_free.push(lane);

@@ -5,7 +5,7 @@
 use crate::clock::MS;
 use crate::ids::{LaneId, SetId};
 use crate::session::*;
-use crate::worker::{PoolKey, Spare, Worker};
+use crate::worker::{Spare, Worker};
 use unslow_reactor::Io;
 use unslow_topology::Health;
 
@@ -22,7 +22,8 @@ impl Worker {
         let dialled = key.filter(|_| !open).and_then(|key| self.spares.get_mut(&key)?.dialling.take());
         let lane = match dialled {
             Some(lane) => {
-                self.lanes[lane].owner = Some(owner);
+                let l = &mut self.lanes[lane];
+                (l.owner, l.waits) = (Some(owner), Waits::Nowhere);
                 lane
             }
             None => self.take_lane(set, node, owner),
@@ -52,7 +53,8 @@ impl Worker {
         };
         let Some(set) = self.sets.find(same) else { return };
         let lane = self.new_lane(set, key.node, None);
-        self.lanes[lane].pooled = true;
+        let l = &mut self.lanes[lane];
+        (l.pooled, l.waits) = (true, Waits::Dialling(key));
         if let Some(spare) = self.spares.get_mut(&key) {
             (spare.dialling, spare.not_before) = (Some(lane), self.now + RETRY);
         }
@@ -82,13 +84,6 @@ impl Worker {
         if let Some(spare) = self.spares.get_mut(&key).filter(|s| s.dialling == Some(lane)) {
             *spare = Spare { used: spare.used, ..Spare::default() };
         }
-        self.pool.entry(key).or_default().push(lane);
-    }
-
-    /// A lane that may have been one is closed.
-    pub(super) fn spare_closed(&mut self, lane: LaneId) {
-        for spare in self.spares.values_mut().filter(|s| s.dialling == Some(lane)) {
-            spare.dialling = None;
-        }
+        self.wait_in_pool(lane, key);
     }
 }

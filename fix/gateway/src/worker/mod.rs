@@ -51,15 +51,6 @@ pub enum Party {
     Lane(LaneId),
 }
 
-/// What the lanes of a place in the pool have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PoolKey {
-    pub identity: IdentityId,
-    pub db: u32,
-    pub proto: u8,
-    pub node: u16,
-}
-
 /// Whether the next connection for subscriptions is at hand.
 #[derive(Default)]
 pub struct Spare {
