@@ -403,6 +403,33 @@ pub enum GeneratorError {
     /// The event loop of a thread failed during the run.
     #[error("the event loop failed: {0}")]
     EventLoop(io::Error),
+    /// This user may not have as many files open, and a connection is one.
+    #[error(
+        "{connections} connections to each of {servers} server{} need {needed} open files, and this user may have \
+         {limit}: raise the limit (ulimit -n {needed}), or ask for fewer connections",
+        if *servers == 1 { "" } else { "s" }
+    )]
+    TooFewFiles {
+        /// Files, those beside connections included.
+        needed: u64,
+        /// `ulimit -Hn`.
+        limit: u64,
+        /// Servers that are connected to.
+        servers: usize,
+        /// To each server.
+        connections: usize,
+    },
+    /// Each connection to one address needs a port of its own on this machine.
+    #[error(
+        "{connections} connections to one address need as many local ports, and this machine gives {ports}: widen \
+         net.ipv4.ip_local_port_range, or ask for fewer connections"
+    )]
+    TooFewPorts {
+        /// To each server.
+        connections: usize,
+        /// `net.ipv4.ip_local_port_range`.
+        ports: usize,
+    },
     /// There are no descriptors for the connections that were asked for.
     #[error("{address}: {why}; {connections} connections were asked for: raise `ulimit -n`")]
     NoSocket {

@@ -29,7 +29,6 @@ type Marks = Mutex<Vec<(u64, String)>>;
 
 impl Session {
     pub(super) fn run_once(&self, observer: &mut dyn FnMut(Progress)) -> Result<(Run, Histogram<u64>), Error> {
-        raise_file_limit();
         let threads = self.settings.threads;
         let shared = Arc::new(Shared {
             workload: self.workload.clone(),
@@ -254,15 +253,6 @@ impl<'a> Sum<'a> {
 
 fn since(at: u64, start: u64) -> f64 {
     round((at as f64 - start as f64) / 1e9)
-}
-
-/// As many open files as this user may have: connections are files.
-fn raise_file_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod collect;
 mod judge;
 mod keys;
 mod prepare;
+mod room;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

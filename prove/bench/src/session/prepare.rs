@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use unslow_client::{Connection, Value};
+use unslow_client::{Connection, Endpoint, Value};
 use unslow_topology::{Info, Node, Topology};
 
+use super::room::{Needs, make_room};
 use super::{Progress, Session, guarded};
 use crate::danger::dangerous;
 use crate::error::{Error, Interrupted, Unfit, WorkloadError};
@@ -47,6 +48,12 @@ impl Session {
             return Err(Unfit::Replica { address: masters[0].peer().to_string(), write }.into());
         }
         fits(&settings, &topology, &workload)?;
+        make_room(Needs {
+            servers: topology.masters().count().max(1),
+            connections: settings.lanes(),
+            threads: settings.threads,
+            ports: !settings.target.endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Unix(_))),
+        })?;
         let load = settings.load();
         let preload = settings.spec.preload.unwrap_or_else(|| workload.wants_preload() && !is_replica);
         let (guard, workload) = (guarded(), Arc::new(workload));
