@@ -24,6 +24,11 @@ pub fn short_time(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::ZERO..=Duration::from_secs(3600))
 }
 
+/// How long to spin before sleeping: beyond a second a processor is simply taken.
+pub fn spin(text: &str) -> Result<Duration, Error> {
+    parse_time_within(text, Duration::from_micros(1)..=Duration::from_secs(1))
+}
+
 /// A time in seconds; its verb checks the bounds.
 pub fn seconds(text: &str) -> Result<f64, Error> {
     parse_time(text).map(|time| time.as_secs_f64())

@@ -1,5 +1,7 @@
 //! `unslow bypass` as a person starts it: real servers and clients, crashes, forks, and what cannot be carried.
 
+#[path = "bypass/busy_poll.rs"]
+mod busy_poll;
 #[path = "bypass/carried.rs"]
 mod carried;
 mod common;

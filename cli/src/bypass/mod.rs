@@ -1,5 +1,6 @@
 //! `unslow bypass`: connections of one machine over shared memory.
 
+mod napi;
 mod stack;
 
 use std::ffi::{OsStr, OsString};
@@ -12,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
+use unslow_bypass::busy;
 use unslow_bypass::channel::{self, Choice, Rule};
 use unslow_bypass::endpoint;
 use unslow_bypass::listing;
@@ -62,9 +64,16 @@ pub struct BypassArguments {
     /// share of each request then runs on its CPU. It is started if none is running, and ends with the last server
     #[arg(long, conflicts_with = "client")]
     offload: bool,
+    /// Before it sleeps, the program's epoll set (with --offload the stack's) polls the network card's queue for this
+    /// long: no interrupts, for a processor that spins. Needs Linux 6.9; as root the queue's interrupts rest too (6.13)
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "50us",
+          value_parser = crate::typed::spin)]
+    busy_poll: Option<Duration>,
     /// Start no program: until Ctrl-C, eBPF passes bytes directly between sockets of this machine, for all new
     /// connections of any program. Needs root
-    #[arg(long, conflicts_with_all = ["client", "server", "allow", "wait", "huge_pages", "offload", "program"])]
+    #[arg(long, conflicts_with_all = [
+        "client", "server", "allow", "wait", "huge_pages", "offload", "busy_poll", "program"
+    ])]
     sockmap: bool,
     /// With --sockmap: only connections to this port; may be repeated
     #[arg(long, value_name = "PORT", requires = "sockmap")]
@@ -105,10 +114,35 @@ struct Refusal {
     times: u64,
 }
 
-/// A stack has the connections of clients elsewhere.
-#[derive(Deserialize)]
+/// A stack has the connections of clients elsewhere. What it counts is a quarter of a second old at most.
+#[derive(Serialize, Deserialize)]
 struct Lent {
     stack_pid: i32,
+    /// Open now.
+    connections: u64,
+    accepted: u64,
+    /// Accepted, and left to plain TCP.
+    passed: u64,
+    /// From clients, and to them.
+    received_bytes: u64,
+    sent_bytes: u64,
+    /// How often bytes had to wait for a slow reader.
+    waits: u64,
+}
+
+impl Lent {
+    fn counted(&self) -> String {
+        let Lent { connections, accepted, passed, received_bytes, sent_bytes, waits, .. } = self;
+        let [received, sent] = [received_bytes, sent_bytes].map(|n| unslow_units::bytes(*n as f64));
+        let mut text = format!("{connections} open of {accepted} accepted, {received} received, {sent} sent");
+        if *passed > 0 {
+            text += &format!("; {passed} left to plain TCP");
+        }
+        if *waits > 0 {
+            text += &format!("; {waits} waits for slow readers");
+        }
+        text
+    }
 }
 
 #[derive(Serialize)]
@@ -121,6 +155,8 @@ struct ServerRow {
     over_tcp: u32,
     /// The process that has the connections of clients elsewhere; none without `--offload`, or while no stack runs.
     stack_pid: Option<i32>,
+    /// What it counts.
+    stack: Option<Lent>,
     problem: Option<String>,
     connections: Vec<Row>,
     refusals: Vec<Refusal>,
@@ -219,11 +255,14 @@ impl BypassArguments {
                 if self.offload {
                     command.env("UNSLOW_BYPASS_OFFLOAD", "1");
                 }
+                if let Some(time) = self.busy_poll.filter(|_| !self.offload) {
+                    command.env(busy::VARIABLE, stack::busy_us(time)?);
+                }
                 if self.server || !self.client {
                     self.prepare();
                 }
                 if self.offload {
-                    stack::start(self.dir.as_deref(), &self.allow)?;
+                    stack::start(self.dir.as_deref(), &self.allow, self.busy_poll)?;
                 }
             }
         }
@@ -348,12 +387,12 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
             // Each line is one of these.
             let connections = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             let refusals = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-            let lent = text.lines().find_map(|line| serde_json::from_str::<Lent>(line).ok());
-            let stack_pid = lent.map(|lent| lent.stack_pid);
+            let stack = text.lines().find_map(|line| serde_json::from_str::<Lent>(line).ok());
+            let stack_pid = stack.as_ref().map(|stack| stack.stack_pid);
             let uid = (listing.uid != u32::MAX).then_some(listing.uid);
             let endpoint::Endpoint { port, netns } = listing.endpoint;
             let (pid, over_tcp) = (listing.pid, listing.over_tcp);
-            ServerRow { port, netns, pid, uid, over_tcp, stack_pid, problem, connections, refusals }
+            ServerRow { port, netns, pid, uid, over_tcp, stack_pid, stack, problem, connections, refusals }
         })
         .collect();
     if output.json() {
@@ -374,8 +413,9 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
             Some(why) => writeln!(text, "{why}")?,
             None => writeln!(text, "{carried} over shared memory, {tcp} from this machine over TCP")?,
         }
-        if let Some(pid) = server.stack_pid {
-            writeln!(text, "  TCP of clients on other machines: stack, pid {pid}")?;
+        if let Some(stack) = &server.stack {
+            writeln!(text, "  TCP of clients on other machines: stack, pid {}", stack.stack_pid)?;
+            writeln!(text, "    {}", stack.counted())?;
         } else if here.is_some_and(|here| here != server.netns) {
             writeln!(text, "  in another network namespace ({}): only clients there use shared memory", server.netns)?;
         }

@@ -1,6 +1,8 @@
 //! `unslow bypass stack`: one process for the TCP connections of all servers that run with `--offload`.
 
+use std::collections::BTreeSet;
 use std::fs::File;
+use std::num::NonZeroU32;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use unslow_bypass::busy;
 use unslow_bypass::channel::{self, Choice, Rule};
-use unslow_bypass::stack::{Count, Seen, Served, Stack};
+use unslow_bypass::stack::{Count, Polled, Seen, Served, Stack};
 use unslow_status::{Exposition, Labels, NotReady, Status};
 
 use super::meeting_directory;
+use super::napi::Suspended;
 use crate::output::Output;
 
 /// One that was started for a server ends when it has had none, nor a connection, for this long;
@@ -39,6 +43,11 @@ pub struct StackArguments {
     /// Serve /metrics and /healthz here, such as 127.0.0.1:9191: connections and bytes of each server
     #[arg(long, value_name = "ADDRESS")]
     status: Option<String>,
+    /// Before a thread sleeps, it polls the network card's queue for this long: no interrupts, for a processor that
+    /// spins. Needs Linux 6.9; as root the queue's interrupts rest too (6.13)
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "50us",
+          value_parser = crate::typed::spin)]
+    busy_poll: Option<Duration>,
     /// End when there has been no server and no connection for ten seconds
     #[arg(long)]
     until_idle: bool,
@@ -46,7 +55,7 @@ pub struct StackArguments {
 
 impl StackArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        if self.dir.is_some() || !self.allow.is_empty() {
+        if self.dir.is_some() || !self.allow.is_empty() || self.busy_poll.is_some() {
             return self.begin_again();
         }
         // One that a server has started makes way for none, and waits for none.
@@ -75,7 +84,11 @@ impl StackArguments {
             .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it and their connections");
         let (mut before, mut busy_at, mut patience) = (0, Instant::now(), FIRST);
         let (flag, until_idle) = (stop.flag(), self.until_idle);
+        let mut polling = busy::wanted_us().map(|_| Polling::default());
         stack.run(&flag, || {
+            if let Some(polling) = &mut polling {
+                polling.see(seen.polled(), output);
+            }
             let servers = seen.servers();
             if servers.len() != before {
                 before = servers.len();
@@ -97,12 +110,17 @@ impl StackArguments {
 
     /// What is in the environment is read once, and by servers and stack in the same way: so it begins again with it.
     fn begin_again(&self) -> anyhow::Result<u8> {
-        let allow = self.allow.join(",");
-        Rule::parse(&allow).map_err(|why| anyhow::anyhow!("--allow {why}"))?;
         let mut command = this_stack()?;
-        command.env("UNSLOW_BYPASS_ALLOW", allow);
+        if !self.allow.is_empty() {
+            let allow = self.allow.join(",");
+            Rule::parse(&allow).map_err(|why| anyhow::anyhow!("--allow {why}"))?;
+            command.env("UNSLOW_BYPASS_ALLOW", allow);
+        }
         if let Some(dir) = &self.dir {
             command.env("UNSLOW_BYPASS_DIR", meeting_directory(dir)?);
+        }
+        if let Some(time) = self.busy_poll {
+            command.env(busy::VARIABLE, busy_us(time)?);
         }
         if self.until_idle {
             command.arg("--until-idle");
@@ -112,6 +130,45 @@ impl StackArguments {
             command.args(["--status", address]);
         }
         Err(command.exec()).context("cannot start again")
+    }
+}
+
+/// As the environment says it, if this kernel can.
+pub fn busy_us(time: Duration) -> anyhow::Result<String> {
+    let us = u32::try_from(time.as_micros()).ok().and_then(NonZeroU32::new).context("--busy-poll: no time")?;
+    busy::can_poll(us).map_err(|why| {
+        anyhow::anyhow!("--busy-poll: this kernel's epoll sets cannot poll ({why}); it takes Linux 6.9 or newer")
+    })?;
+    Ok(us.to_string())
+}
+
+/// What the sets poll, and which of it has been told.
+#[derive(Default)]
+struct Polling {
+    suspended: Suspended,
+    told: BTreeSet<NonZeroU32>,
+    told_of_none: bool,
+}
+
+impl Polling {
+    fn see(&mut self, polled: Polled, output: &Output) {
+        for id in polled.queues {
+            if !self.told.insert(id) {
+                continue;
+            }
+            output.note(&match self.suspended.add(id) {
+                Ok(interface) => format!("polling queue {id} of {interface}; its interrupts rest meanwhile"),
+                Err(why) => {
+                    format!("polling queue {id} of a network card; its interrupts do not rest meanwhile: {why}")
+                }
+            });
+        }
+        if polled.without > 0 && !std::mem::replace(&mut self.told_of_none, true) {
+            output.note(
+                "--busy-poll: connections come by an interface without a queue to poll (veth, TUN, loopback), and it \
+                 gains nothing for them",
+            );
+        }
     }
 }
 
@@ -175,10 +232,13 @@ fn raise_open_files() {
 }
 
 /// Starts one that outlives this process, unless one is running there: it ends by itself.
-pub fn start(dir: Option<&Path>, allow: &[String]) -> anyhow::Result<()> {
+pub fn start(dir: Option<&Path>, allow: &[String], busy_poll: Option<Duration>) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("where this program is")?;
     // Through a shell, so that the server does not get a child that it knows nothing of.
     let mut command = Command::new("sh");
+    if let Some(time) = busy_poll {
+        command.env(busy::VARIABLE, busy_us(time)?);
+    }
     command.args(["-c", "\"$0\" bypass stack --until-idle </dev/null >/dev/null 2>&1 &"]).arg(program);
     command.env("UNSLOW_BYPASS_ALLOW", allow.join(","));
     if let Some(dir) = dir {

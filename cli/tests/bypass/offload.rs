@@ -41,16 +41,16 @@ pub struct Stack {
     process: Running,
     /// Where its status port is.
     figures: Option<String>,
-    /// Kept open: the stack writes to it later.
-    _said: BufReader<ChildStderr>,
+    said: BufReader<ChildStderr>,
 }
 
 impl Stack {
     pub fn start(meeting: &Meeting) -> Stack {
-        Stack::start_with(meeting, &[])
+        Stack::start_with(meeting, &[]).expect("a stack")
     }
 
-    fn start_with(meeting: &Meeting, words: &[&str]) -> Stack {
+    /// None where this kernel cannot what is asked of it.
+    pub fn start_with(meeting: &Meeting, words: &[&str]) -> Option<Stack> {
         let mut command = meeting.unslow(&[&["bypass", "stack"], words].concat());
         let mut stack = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
         let mut said = BufReader::new(stack.0.stderr.take().unwrap());
@@ -61,8 +61,22 @@ impl Stack {
             line.clear();
             said.read_line(&mut line).unwrap();
         }
+        if line.contains("this kernel") {
+            return None;
+        }
         assert!(line.contains("waiting for servers"), "{line}");
-        Stack { process: stack, figures, _said: said }
+        Some(Stack { process: stack, figures, said })
+    }
+
+    /// Waits until it has said this, and returns the line.
+    pub fn says(&mut self, what: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.said.read_line(&mut line).unwrap(), 0, "it ended before it said {what:?}");
+            if line.contains(what) {
+                return line;
+            }
+        }
     }
 
     pub fn pid(&self) -> i32 {
@@ -79,12 +93,16 @@ pub fn server(meeting: &Meeting, name: &str) -> Carried {
 }
 
 fn server_at(meeting: &Meeting, port: u16, name: &str) -> Carried {
-    let more = ["--bind", "10.9.0.1", "127.0.0.1", "--protected-mode", "no"];
+    server_of(meeting, "10.9.0.1", port, name)
+}
+
+pub fn server_of(meeting: &Meeting, address: &str, port: u16, name: &str) -> Carried {
+    let more = ["--bind", address, "127.0.0.1", "--protected-mode", "no"];
     meeting.server_that(&["--offload"], port, name, &more)
 }
 
 /// From another address to the server.
-fn remote() -> TcpStream {
+pub fn remote() -> TcpStream {
     remote_to(7990)
 }
 
@@ -94,7 +112,7 @@ fn remote_to(port: u16) -> TcpStream {
     stream
 }
 
-fn ask(stream: &mut TcpStream, words: &str, answer: &str) {
+pub fn ask(stream: &mut TcpStream, words: &str, answer: &str) {
     stream.write_all(words.as_bytes()).unwrap();
     let mut told = vec![0; answer.len()];
     stream.read_exact(&mut told).unwrap();
@@ -198,6 +216,15 @@ fn servers_with_threads_and_with_workers_are_served_to_the_byte() {
             }
         }
         assert_eq!(had(&meeting, &stack), 20);
+        let counted = |what: &str| {
+            let listed = meeting.listed();
+            let memcached = listed.iter().find(|server| server["port"] == 7990).map(|server| server["stack"].clone());
+            memcached.and_then(|stack| stack[what].as_u64()).unwrap_or(0)
+        };
+        // 400 values of 200 bytes and more, each sent there and back.
+        let is_all = |what| counted(what) > 400 * 200;
+        until("the stack's figures in the list", || is_all("received_bytes") && is_all("sent_bytes"));
+        assert_eq!(["connections", "accepted", "passed"].map(counted), [20, 20, 0]);
         for _ in 0..4 {
             let mut client = remote_to(7991);
             for _ in 0..3 {
@@ -308,7 +335,7 @@ fn no_local_client_is_lost_when_more_come_than_a_stopped_server_has_room_to_be_t
 fn each_server_has_a_thread_and_figures_of_its_own() {
     in_own_network(|| {
         let meeting = Meeting::new();
-        let stack = Stack::start_with(&meeting, &["--threads", "2", "--status", "127.0.0.1:0"]);
+        let stack = Stack::start_with(&meeting, &["--threads", "2", "--status", "127.0.0.1:0"]).expect("a stack");
         let servers = [7990, 7991].map(|port| (port, server_at(&meeting, port, "valkey-9.1")));
         let figure = |name: &str, port: u16| {
             let mut stream = TcpStream::connect(stack.figures.as_ref().unwrap()).unwrap();
@@ -341,7 +368,7 @@ fn each_server_has_a_thread_and_figures_of_its_own() {
 fn a_server_that_moves_to_another_port_and_back_is_served_at_both() {
     in_own_network(|| {
         let meeting = Meeting::new();
-        let stack = Stack::start_with(&meeting, &["--threads", "4"]);
+        let stack = Stack::start_with(&meeting, &["--threads", "4"]).expect("a stack");
         let server = server(&meeting, "valkey-9.1");
         drop(carried(&meeting, &stack));
         let mut control = server.connect().unwrap();

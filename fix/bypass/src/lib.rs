@@ -16,6 +16,7 @@
 //! the socket options they expect, and its end is how a crash of the other side is noticed. No byte goes over it.
 
 pub mod board;
+pub mod busy;
 pub mod channel;
 pub mod endpoint;
 pub mod held;

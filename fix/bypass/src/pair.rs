@@ -148,6 +148,27 @@ impl Slot {
     }
 }
 
+/// What a stack counts of a server's connections, for whoever asks the server: in the first page, where only the stack
+/// writes.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Tally([AtomicU64; TALLIED]);
+
+/// Numbers of a tally.
+pub const TALLIED: usize = 6;
+
+impl Tally {
+    /// These are the numbers now.
+    pub fn show(&self, numbers: [u64; TALLIED]) {
+        self.0.iter().zip(numbers).for_each(|(shown, number)| shown.store(number, Ordering::Relaxed));
+    }
+
+    /// As they were shown last; each for itself.
+    pub fn numbers(&self) -> [u64; TALLIED] {
+        std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
+    }
+}
+
 /// One end of the memory between two processes.
 #[derive(Debug)]
 pub struct Pair {
@@ -221,6 +242,13 @@ impl Pair {
     /// The page the other end shows us.
     pub fn set_board(&self, board: Board) {
         let _ = self.board.set(board);
+    }
+
+    /// What the client's side counts, if it is a stack.
+    pub fn tally(&self) -> &Tally {
+        const { assert!(size_of::<Tally>() <= BITS_AT) };
+        // SAFETY: inside the mapping, which begins with a page that nothing else uses; aligned, all of it atomics.
+        unsafe { &*self.memory.base().cast::<Tally>() }
     }
 
     /// A slot by number; `None` for one that cannot be.

@@ -154,6 +154,7 @@ pub fn created(fd: RawFd) {
         return;
     }
     let _quiet = Quiet::begin();
+    crate::busy::polls(fd);
     let spare = SPARE.lock().ok().and_then(|mut spare| spare.pop());
     let Some(epoll) = spare.or_else(made) else { return };
     epoll.fd.store(fd, Ordering::Release);

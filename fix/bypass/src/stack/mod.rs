@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use shares::Shares;
-pub use shares::{Count, Figures, Served};
+pub use shares::{Count, Figures, Polled, Served};
 use worker::Worker;
 
 /// All servers of this process, and their connections.
@@ -39,6 +39,11 @@ impl Seen {
         let mut all = self.0.served();
         all.sort_by_key(|served| (served.port, served.pid));
         all
+    }
+
+    /// By what connections came, where `busy` has the sets poll.
+    pub fn polled(&self) -> Polled {
+        self.0.polled()
     }
 
     /// Connections that are open, those of servers that have ended included.

@@ -1,11 +1,13 @@
 //! Which thread has which server, and what each server's clients did: what the threads of a stack share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel::ServerSocket;
+use crate::pair::TALLIED;
 
 /// Counted by the thread that has the server, read by any.
 #[derive(Debug, Default)]
@@ -21,6 +23,13 @@ pub struct Figures {
     pub bytes_down: Count,
     /// How often a reader was slower than its writer, so that bytes had to wait here.
     pub waits: Count,
+}
+
+impl Figures {
+    /// In the order in which `bypass ls` reads them.
+    pub fn tally(&self) -> [u64; TALLIED] {
+        [&self.connections, &self.accepted, &self.passed, &self.bytes_up, &self.bytes_down, &self.waits].map(Count::get)
+    }
 }
 
 /// A number that one thread changes.
@@ -54,6 +63,18 @@ pub struct Served {
     pub figures: Arc<Figures>,
 }
 
+/// By what connections came, since the stack began; known only where it polls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// NAPI ids.
+    pub queues: BTreeSet<NonZeroU32>,
+    /// Connections by interfaces without one.
+    pub without: u64,
+}
+
+/// No machine has as many.
+const QUEUES: usize = 1024;
+
 /// What is in the meeting directories.
 #[derive(Default)]
 pub struct There {
@@ -70,6 +91,8 @@ impl There {
 /// Every server there is has one thread, the one with the fewest. The kernel's scheduler shares the processors out
 /// among threads, so a server that is flooded costs those of other threads no turn.
 pub struct Shares {
+    /// Queues that connections came by, where the sets poll.
+    polled: Mutex<Polled>,
     /// Connections of each thread, those of servers that have ended included.
     open: Vec<Count>,
     /// What was found in the meeting directories.
@@ -97,6 +120,7 @@ impl Shares {
     pub fn new(threads: usize) -> Shares {
         let open = (0..threads).map(|_| Count::default()).collect();
         Shares {
+            polled: Mutex::default(),
             open,
             there: Mutex::default(),
             servers: Mutex::new(Servers { loads: vec![0; threads], ..Servers::default() }),
@@ -117,6 +141,21 @@ impl Shares {
     /// What was there at the last look.
     pub fn there(&self) -> Arc<There> {
         self.there.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A connection came by this queue of a network card, or by an interface that has none.
+    pub fn came_by(&self, napi: Option<NonZeroU32>) {
+        let mut polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
+        match napi {
+            None => polled.without += 1,
+            Some(id) if polled.queues.len() < QUEUES => drop(polled.queues.insert(id)),
+            Some(_) => {}
+        }
+    }
+
+    /// By what connections came.
+    pub fn polled(&self) -> Polled {
+        self.polled.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Counted by that thread.

@@ -12,6 +12,7 @@ use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, c_int, epoll_event};
 
 use super::relay::{Connection, Direction, Step};
 use super::shares::{Figures, Served, Shares};
+use crate::busy;
 use crate::channel;
 use crate::endpoint;
 use crate::sockets::epoll::{self, Epoll};
@@ -184,6 +185,9 @@ impl Worker {
                 next_look = now + LOOK;
                 self.look_for_servers();
                 self.restart_stopped();
+                for server in self.servers.iter().flatten() {
+                    server.place.pair().tally().show(server.figures.tally());
+                }
                 report();
             }
             if !self.paused.is_empty() {
@@ -416,6 +420,9 @@ impl Worker {
             // SAFETY: ours, and nobody else's.
             unsafe { libc::close(ring) };
             return server.pass(socket);
+        }
+        if busy::wanted_us().is_some() {
+            self.shares.came_by(busy::napi(socket.as_raw_fd()));
         }
         server.untaken += 1;
         server.figures.accepted.add(1);

@@ -1,13 +1,14 @@
 //! Connections that a server of ours has accepted, and clients who claim to be their other end.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::busy;
 use crate::endpoint::{self, Ends};
 use crate::link::Link;
 use crate::pair::{ASKED, OFFERED, TAKEN};
 use crate::sockets::fds::{self, Place, Stream, state};
-use crate::sockets::{epoll, now_ns};
+use crate::sockets::{epoll, now_ns, tell};
 
 use super::hearing::{introduce, ring};
 use super::{Early, World, world};
@@ -82,7 +83,10 @@ fn take(stream: &'static Stream, place: &'static Place, slot: u32, generation: u
 
 /// A connection was accepted: if it comes from this machine it may be offered, or was already.
 pub fn accepted(fd: RawFd, nonblocking: bool) {
-    let Some(ends) = endpoint::ends_of_server(fd).filter(endpoint::same_host) else { return };
+    let Some(ends) = endpoint::ends_of_server(fd) else { return };
+    if !endpoint::same_host(&ends) {
+        return tell_of_polling(fd);
+    }
     let mut world = world();
     if world.meetings.is_empty() {
         return;
@@ -93,6 +97,21 @@ pub fn accepted(fd: RawFd, nonblocking: bool) {
     }
     fds::put(fd, Some(entry));
     world.candidates.insert(ends, stream);
+}
+
+/// The first connection from elsewhere shows whether there is anything to poll.
+fn tell_of_polling(fd: RawFd) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if busy::wanted_us().is_none() || TOLD.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    match busy::napi(fd) {
+        Some(id) => tell(&format!("polling queue {id} of a network card")),
+        None => tell(
+            "--busy-poll: the first connection came by an interface without a queue to poll (veth, TUN), and it gains \
+             nothing for such",
+        ),
+    }
 }
 
 /// An accepted connection came into a set: from now on it can be taken, and perhaps it was offered already. Anyone can

@@ -20,7 +20,7 @@ use libc::{c_int, epoll_event};
 use crate::channel::{self, Kind, LENT, NEVER, NOT_NOW};
 use crate::endpoint::{self, Ends};
 use crate::link::Link;
-use crate::pair::{OFFERED, TAKEN};
+use crate::pair::{OFFERED, TAKEN, TALLIED};
 use crate::sockets::epoll::{self, Epoll};
 use crate::sockets::fds::{self, Entry, Place, SetId, state};
 use crate::sockets::kernel;
@@ -345,9 +345,9 @@ pub fn close_in_child(world: &mut World) {
 }
 
 /// The process that has what listens at this port.
-pub fn borrower(world: &World, port: u16) -> Option<i32> {
+pub fn borrower(world: &World, port: u16) -> Option<(i32, [u64; TALLIED])> {
     let lent = world.listened.iter().find(|l| l.loan.is_some() && l.is_at(port))?;
-    lent.loan.as_ref().map(|loan| loan.stack.pair().peer.0)
+    lent.loan.as_ref().map(|loan| (loan.stack.pair().peer.0, loan.stack.pair().tally().numbers()))
 }
 
 /// A stack has ended, or is to give it back: what was lent to it is ours.

@@ -223,8 +223,11 @@ fn list(world: &World, endpoint: Endpoint, to: &OwnedFd) {
     use std::io::Write;
     let at_port = |ends: &Ends| ends.1.port() == endpoint.port;
     let mut text = world.refusals.lines(endpoint).into_bytes();
-    if let Some(pid) = lending::borrower(world, endpoint.port) {
-        let _ = writeln!(text, "{{\"stack_pid\":{pid}}}");
+    if let Some((pid, [open, accepted, passed, up, down, waits])) = lending::borrower(world, endpoint.port) {
+        let _ = writeln!(
+            text,
+            "{{\"stack_pid\":{pid},\"connections\":{open},\"accepted\":{accepted},\"passed\":{passed},\"received_bytes\":{up},\"sent_bytes\":{down},\"waits\":{waits}}}"
+        );
     }
     for place in &world.clients {
         for stream in place.streams() {
