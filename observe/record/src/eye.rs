@@ -16,6 +16,7 @@ use unslow_reactor::{Closed, Handler, Id, Io, Peer, now_ns, tls_of};
 use unslow_resp::{Frame, Kind, Scan, Scanner, write_command};
 use unslow_series::Stamp;
 
+use crate::closer::{Begun, Closer, is_deep};
 use crate::notes::{NodeNumber, Note, Owing, Saw, Waiting};
 use crate::pings::Pings;
 use crate::scheme::{Away, STALL_US, Stall, TELL_AGAIN_MS};
@@ -43,11 +44,6 @@ impl Pace {
 
 /// So many moments within a tick.
 const GROUPS: u64 = 5;
-/// After a stall, or when a node is back, INFO is asked for in every tick for this long,
-const DEEP: u64 = 30_000 * MS;
-/// and not again before this has passed. All other questions are asked at once as often.
-pub const CALM: Duration = Duration::from_secs(360);
-const DEEP_AGAIN: u64 = CALM.as_nanos() as u64;
 /// A connection that has owed an answer for this long is given up, once: whether a second one is answered tells a hung
 /// process from a lost connection.
 const PATIENCE: u64 = 3_000 * MS;
@@ -131,8 +127,7 @@ struct Link {
     /// What was last told of it, by what, and when.
     away: Option<(Away, Teller)>,
     told_at: u64,
-    /// When a closer look began.
-    deep_at: Option<u64>,
+    deep_at: Begun,
     /// Whether it was told that an answer is owed.
     is_told_owing: bool,
 }
@@ -147,6 +142,7 @@ pub struct Eye {
     by_connection: HashMap<Id, NodeNumber>,
     waiting: Arc<Waiting>,
     pace: Pace,
+    closer: Closer,
     /// Told of nodes that owe an answer, where somebody looks at their processes.
     owing: Option<SyncSender<Owing>>,
 }
@@ -161,7 +157,8 @@ impl Eye {
         waiting: Arc<Waiting>,
         owing: Option<SyncSender<Owing>>,
     ) -> Eye {
-        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), waiting, pace, owing }
+        let (links, by_connection, closer) = (HashMap::new(), HashMap::new(), Closer::default());
+        Eye { options, tls, orders, seen, links, by_connection, waiting, pace, closer, owing }
     }
 
     fn obey(&mut self, io: &mut Io, order: Order) {
@@ -169,7 +166,7 @@ impl Eye {
             Order::Stop => io.stop(),
             Order::LookCloser(node) => {
                 if let Some(link) = self.links.get_mut(&node) {
-                    link.look_closer(now_ns());
+                    self.closer.look(&mut link.deep_at, now_ns());
                 }
             }
             Order::Leave(node) => {
@@ -216,7 +213,7 @@ impl Eye {
             link.next_tick += (now - link.next_tick) / tick * tick + tick;
         }
         link.ticks += 1;
-        link.info_due |= link.ticks % self.pace.ticks_per_info == 0 || link.is_deep(now);
+        link.info_due |= link.ticks % self.pace.ticks_per_info == 0 || is_deep(link.deep_at, now);
         io.timer(link.next_tick, node as u64);
         if link.is_kept_waiting(now) {
             link.is_told_owing = true;
@@ -310,7 +307,7 @@ impl Eye {
     fn is_back(&mut self, node: NodeNumber, teller: Teller) {
         let Some(link) = self.links.get_mut(&node) else { return };
         let Some(was) = link.away.take_if(|(_, told_by)| *told_by == teller) else { return };
-        link.look_closer(now_ns());
+        self.closer.look(&mut link.deep_at, now_ns());
         if !self.tell(node, Saw::Away(None))
             && let Some(link) = self.links.get_mut(&node)
         {
@@ -333,7 +330,7 @@ impl Eye {
         // A host that took no connection did not keep anybody waiting on one.
         let waited = link.away.as_ref().is_none_or(|(away, _)| away.silent);
         if owed_us >= STALL_US && is_short && waited {
-            link.look_closer(now);
+            self.closer.look(&mut link.deep_at, now);
             self.tell(node, Saw::Stall(Stall { sent_ms: unix_ms().saturating_sub(owed_us / 1000), us: owed_us }));
         }
     }
@@ -456,16 +453,6 @@ impl Link {
         let codes = &self.sent.errors;
         let code = code.filter(|code| codes.len() < CODES_MAX || codes.contains_key(*code));
         self.sent.refused(code.unwrap_or("OTHER"));
-    }
-
-    fn look_closer(&mut self, now: u64) {
-        if self.deep_at.is_none_or(|at| now - at > DEEP_AGAIN) {
-            self.deep_at = Some(now);
-        }
-    }
-
-    fn is_deep(&self, now: u64) -> bool {
-        self.deep_at.is_some_and(|at| now - at < DEEP)
     }
 
     /// Whether it took a connection and has owed a short answer for as long as makes a stall.

@@ -13,7 +13,8 @@ use unslow_probe::{Inquiry, Round, Salt};
 use unslow_reactor::{Waker, peer_of};
 use unslow_topology::{DeploymentKind, Member, Role};
 
-use crate::eye::{CALM, Order, stamp};
+use crate::closer::CALM;
+use crate::eye::{Order, stamp};
 use crate::notes::{NodeNumber, Note};
 use crate::scheme::{Listed, Listing, TELL_AGAIN_MS};
 

@@ -12,6 +12,7 @@
 //! recording looks is in `scheme.rs`, why it is so in `DESIGN.md`.
 #![forbid(unsafe_code)]
 
+mod closer;
 mod curves;
 mod export;
 mod eye;
