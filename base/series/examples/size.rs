@@ -76,8 +76,8 @@ fn day(load: u64, seed: u64) -> Result<(usize, usize), Error> {
                 Value::Float(n) => writeln!(text, "field_{i}:{n}"),
             };
         }
-        // Half an hour at a time, as the chunks are.
-        if second % 1800 == 1799 {
+        // An hour at a time, as the chunks are.
+        if second % 3600 == 3599 {
             text_bytes += zstd::bulk::compress(text.as_bytes(), 9).map_or(0, |packed| packed.len());
             text.clear();
         }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use crate::column::{CLOCK, Column, Kind};
+use crate::column::{CLOCK, Column, Kind, Sizes};
 use crate::held::{Held, Texts};
 use crate::pack::{By, Late, Other, Others, Packed, Packing, put_words, words};
 use crate::wire::{Cursor, put_bytes, put_signed, put_varint};
@@ -22,7 +22,9 @@ pub const MAX_NAME: usize = 1_024;
 pub const MAX_TEXT: usize = 4_096;
 pub const MAX_TEXTS: usize = 1_024;
 pub const MAX_PAYLOAD: usize = 1 << 20;
-const MAX_CELLS: usize = 4 << 20;
+const MAX_CELLS: usize = 8 << 20;
+// One sample more than a writer should have taken is read yet.
+const _: () = assert!(2 * CELLS_DUE + MAX_FIELDS + 3 <= MAX_CELLS);
 const MAX_COLUMNS: usize = 4 * MAX_FIELDS;
 const MAX_RAW: usize = 64 << 20;
 /// A column is told by one of so many moving ones before it, if it moves as that one does.
@@ -268,7 +270,9 @@ impl Chunk {
 
     /// The value of the column at a place.
     pub fn at(&self, place: usize, row: usize) -> Option<Value> {
-        self.columns.get(place)?.at(row, self.words(place))
+        let column = self.columns.get(place)?;
+        let at = column.place(row)?;
+        self.words(place).get(at).map(|word| column.kind.join(word))
     }
 
     /// The numbers of the column at a place. Of one that cannot be decoded there are none.
@@ -372,7 +376,7 @@ impl Chunk {
 
     fn encode_columns(&self, out: &mut Packing, clock_us: &[u64]) {
         let all: Vec<Cow<'_, [u64]>> = (0..self.columns.len()).map(|place| self.words(place).all()).collect();
-        let mut depths: Vec<u8> = Vec::new();
+        let (mut depths, mut sizes) = (Vec::new(), Sizes::new(self.rows(), MAX_CELLS.saturating_sub(3 * self.rows())));
         let mut moving = VecDeque::from([Other { place: CLOCK, words: clock_us, depth: 0 }]);
         for (place, (column, words)) in self.columns.iter().zip(&all).enumerate() {
             let as_many = |other: &Other<'_>| other.words.len() == words.len();
@@ -381,7 +385,7 @@ impl Chunk {
             let two = two.filter(|two| two.iter().all(|place| self.columns[*place].kind != Kind::Float));
             let two = two.map(|two| two.map(|place| Other { place, words: &all[place], depth: depths[place] }));
             let last_two = two.filter(|two| two.iter().all(as_many));
-            let depth = column.encode(out, self.rows(), words, Others { moving: &alike, last_two });
+            let depth = column.encode(out, &mut sizes, words, Others { moving: &alike, last_two });
             depths.push(depth.unwrap_or(0));
             if let Some(depth) = depth {
                 moving.push_back(Other { place: place + 1, words, depth });
@@ -393,24 +397,24 @@ impl Chunk {
     }
 
     /// For fuzzing: these bytes as what a frame holds, behind zstd.
-    pub fn of_bytes(plain: &[u8], coded: &[u8]) -> Option<Chunk> {
+    pub fn of_bytes(plain: &[u8], coded: &[u8], wanted: Wanted) -> Option<Chunk> {
         let bytes = Packed { plain: Cursor::new(plain), coded: Cursor::new(coded) };
-        Chunk::decode("".into(), bytes, Form::Coded, Wanted::All)
+        Chunk::decode("".into(), bytes, Form::Coded, wanted)
     }
 
     fn decode(series: Arc<str>, mut bytes: Packed<'_>, form: Form, wanted: Wanted) -> Option<Chunk> {
         let mut chunk = Chunk::new(series, Texts::default());
         let rows = usize::try_from(bytes.plain.varint()?).ok()?;
-        let mut budget = MAX_CELLS.checked_sub(rows.checked_mul(3)?)?;
+        let mut sizes = Sizes::new(rows, MAX_CELLS.checked_sub(rows.checked_mul(3)?)?);
         let [seqs, walls] = [alone(&mut bytes, rows)?, alone(&mut bytes, rows)?];
         let monos = alone(&mut bytes, rows)?;
         let monos = if form == Form::Plain { monos } else { clock_ahead(&walls, &monos) };
         (chunk.seqs, chunk.walls, chunk.monos) = (Words::of(seqs), Words::of(walls), Words::of(monos));
         for _ in 0..bytes.plain.count(3).filter(|n| *n <= MAX_COLUMNS)? {
             match wanted {
-                Wanted::Notes => Column::pass(&mut bytes, rows)?,
+                Wanted::Notes => Column::pass(&mut bytes, &mut sizes)?,
                 Wanted::All => {
-                    let column = Column::decode(&mut bytes, rows, &mut budget, &chunk.columns)?;
+                    let column = Column::decode(&mut bytes, &mut sizes, &chunk.columns)?;
                     chunk.columns.push(column);
                 }
             }

@@ -68,6 +68,31 @@ const RUNS_PLAIN: usize = 4;
 /// The place of the wall clock among what a column may be told by; columns have theirs behind it.
 pub const CLOCK: usize = 0;
 
+/// How large a chunk is, and what it may still hold: a few bytes may stand for millions of values.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub rows: usize,
+    values: usize,
+    flags: usize,
+}
+
+impl Sizes {
+    pub fn new(rows: usize, values: usize) -> Sizes {
+        Sizes { rows, values, flags: values }
+    }
+
+    fn take(&mut self, values: usize) -> Option<()> {
+        self.values = self.values.checked_sub(values)?;
+        Some(())
+    }
+
+    /// A column's rows are gone through one by one.
+    fn take_flags(&mut self) -> Option<()> {
+        self.flags = self.flags.checked_sub(self.rows)?;
+        Some(())
+    }
+}
+
 /// What a chunk that was read has of a column until somebody wants it.
 #[derive(Clone, Debug)]
 pub struct Coded {
@@ -116,21 +141,24 @@ impl Column {
         self.words.thaw();
     }
 
-    /// `words` are its own.
-    pub fn at(&self, row: usize, words: &Words) -> Option<Value> {
+    /// Which of its values a row has.
+    pub fn place(&self, row: usize) -> Option<usize> {
         let run = self.runs[..self.runs.partition_point(|r| r.row as usize <= row)].last()?;
         let offset = row - run.row as usize;
-        if offset >= run.rows as usize {
-            return None;
-        }
-        words.get(run.word as usize + offset).map(|word| self.kind.join(word))
+        (offset < run.rows as usize).then_some(run.word as usize + offset)
+    }
+
+    /// How many values it has.
+    fn count(&self) -> usize {
+        self.runs.last().map_or(0, |run| run.word as usize + run.rows as usize)
     }
 
     /// `words` are its own; returns what [`pack::put_words`] does.
-    pub fn encode(&self, out: &mut Packing, rows: usize, words: &[u64], others: Others<'_>) -> Option<u8> {
+    pub fn encode(&self, out: &mut Packing, sizes: &mut Sizes, words: &[u64], others: Others<'_>) -> Option<u8> {
         put_bytes(&mut out.plain, self.name.as_bytes());
         out.plain.push(self.kind as u8);
-        if self.runs.len() > RUNS_PLAIN {
+        let rows = sizes.rows;
+        if self.runs.len() > RUNS_PLAIN && sizes.take_flags().is_some() {
             put_varint(&mut out.plain, FLAGGED);
             out.put_coded(&coder::encode_flags(self.flags(rows).into_iter()));
         } else {
@@ -158,13 +186,13 @@ impl Column {
         flags
     }
 
-    /// `budget` is how many values the chunk may still hold; `before` are the columns in front of it.
-    pub fn decode(bytes: &mut Packed<'_>, rows: usize, budget: &mut usize, before: &[Column]) -> Option<Column> {
+    /// `before` are the columns in front of it.
+    pub fn decode(bytes: &mut Packed<'_>, sizes: &mut Sizes, before: &[Column]) -> Option<Column> {
         let name = bytes.plain.text()?.into();
         let kind = Kind::from_byte(bytes.plain.byte()?)?;
         let mut column = Column::new(name, kind);
-        let count = column.decode_presence(bytes, rows)?;
-        *budget = budget.checked_sub(count)?;
+        let count = column.decode_presence(bytes, sizes)?;
+        sizes.take(count)?;
         let read = match kind {
             Kind::Float => Read::Words(pack::floats(bytes, count)?),
             Kind::Int | Kind::Counter => pack::words(bytes, count)?,
@@ -174,11 +202,13 @@ impl Column {
             Read::Late(late) => {
                 let depth = |column: &Column| column.coded.as_ref().map_or(0, |coded| coded.depth);
                 let others = match late.by {
+                    By::Place(CLOCK) if count != sizes.rows => return None,
                     By::Nothing | By::Place(CLOCK) => &[][..],
                     By::Place(place) => std::slice::from_ref(before.get(place - 1)?),
                     By::LastTwo => before.last_chunk::<2>()?,
                 };
-                if others.iter().any(|other| other.kind == Kind::Float) {
+                // Otherwise a column of one value could have those of a million looked at.
+                if others.iter().any(|other| other.kind == Kind::Float || other.count() != count) {
                     return None;
                 }
                 let depth = others.iter().map(|other| depth(other) + 1).max().unwrap_or(0);
@@ -191,11 +221,12 @@ impl Column {
     }
 
     /// Passes over a column.
-    pub fn pass(bytes: &mut Packed<'_>, rows: usize) -> Option<()> {
+    pub fn pass(bytes: &mut Packed<'_>, sizes: &mut Sizes) -> Option<()> {
         bytes.plain.text()?;
         let kind = Kind::from_byte(bytes.plain.byte()?)?;
         // How many values there are is all that is wanted of it.
-        let count = Column::new(Arc::default(), kind).decode_presence(bytes, rows)?;
+        let count = Column::new(Arc::default(), kind).decode_presence(bytes, sizes)?;
+        sizes.take(count)?;
         match kind {
             Kind::Float => pack::pass_floats(bytes, count),
             Kind::Int | Kind::Counter => pack::pass_words(bytes, count),
@@ -203,16 +234,19 @@ impl Column {
     }
 
     /// How many values it has.
-    fn decode_presence(&mut self, bytes: &mut Packed<'_>, rows: usize) -> Option<usize> {
+    fn decode_presence(&mut self, bytes: &mut Packed<'_>, sizes: &mut Sizes) -> Option<usize> {
         match bytes.plain.clone().varint()? {
-            FLAGGED => self.decode_flags(bytes, rows),
-            _ => self.decode_runs(&mut bytes.plain, rows),
+            FLAGGED => {
+                sizes.take_flags()?;
+                self.decode_flags(bytes, sizes.rows)
+            }
+            _ => self.decode_runs(&mut bytes.plain, sizes.rows),
         }
     }
 
     fn decode_runs(&mut self, bytes: &mut Cursor<'_>, rows: usize) -> Option<usize> {
-        let runs = bytes.count(2)?;
-        self.runs.reserve(runs);
+        let runs = bytes.count(2).filter(|runs| *runs <= rows)?;
+        self.runs.reserve_exact(runs);
         let (mut row, mut word) = (0usize, 0usize);
         for _ in 0..runs {
             let start = row.checked_add(usize::try_from(bytes.varint()?).ok()?)?;

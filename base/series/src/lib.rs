@@ -95,9 +95,15 @@ pub fn framed_pieces<'a>(magic: &[u8; 8], pieces: impl Iterator<Item = (u8, &'a 
     out
 }
 
+/// For fuzzing: whether the texts of a chunk whose checksums hold are read.
+#[doc(hidden)]
+pub fn passes_chunk(plain: &[u8], coded: &[u8]) -> bool {
+    chunk::Chunk::of_bytes(plain, coded, chunk::Wanted::Notes).is_some()
+}
+
 /// For fuzzing: a chunk whose checksums hold, read to its last value; how many it has.
 #[doc(hidden)]
 pub fn read_chunk(plain: &[u8], coded: &[u8]) -> Option<usize> {
-    let chunk = chunk::Chunk::of_bytes(plain, coded)?;
+    let chunk = chunk::Chunk::of_bytes(plain, coded, chunk::Wanted::All)?;
     chunk.is_sound().then(|| (0..chunk.rows()).map(|row| chunk.values(row).count()).sum())
 }

@@ -240,6 +240,10 @@ pub fn words(bytes: &mut Packed<'_>, count: usize) -> Option<Read> {
         Expected::Quotient => By::LastTwo,
     };
     if mode & CODED != 0 {
+        // Few numbers are not coded.
+        if count == 0 {
+            return None;
+        }
         return Some(Read::Late(Late { expected, by, bytes: bytes.take_coded()?.into(), count }));
     }
     if by != By::Nothing {
@@ -261,11 +265,13 @@ pub fn pass_words(bytes: &mut Packed<'_>, count: usize) -> Option<()> {
 }
 
 fn pass_tokens(bytes: &mut Cursor<'_>, count: usize) -> Option<()> {
-    let mut zeros = 0;
-    for _ in 0..count {
+    let mut left = count as u64;
+    while left > 0 {
+        let mut zeros = 0;
         token(bytes, &mut zeros)?;
+        left = (left - 1).checked_sub(zeros)?;
     }
-    (zeros == 0).then_some(())
+    Some(())
 }
 
 /// Passes over so many floats.

@@ -111,6 +111,48 @@ fn told_by(place: u8) -> Vec<u8> {
     [&head[..], &[1, 1, b'c', 2, 1, 0, 0, 0x82, place, 1], &[0, 0], &[0, 0, 0]].concat()
 }
 
+/// So many rows that say nothing, and as many columns, each with all of them or one, told by the clock.
+fn huge(rows: u64, columns: u64, all: bool, by_clock: bool) -> Vec<u8> {
+    let mut out = Vec::new();
+    let varint = |out: &mut Vec<u8>, mut n: u64| {
+        while n >= 0x80 {
+            out.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        out.push(n as u8);
+    };
+    varint(&mut out, rows);
+    // Sequence numbers and both clocks: all zero.
+    for _ in 0..3 {
+        out.extend([0, 0]);
+        varint(&mut out, rows - 1);
+    }
+    varint(&mut out, columns);
+    for _ in 0..columns {
+        out.extend([0, 2, 1, 0]);
+        varint(&mut out, if all { rows - 1 } else { 0 });
+        match by_clock {
+            true => out.extend([0x82, 0, 0]),
+            false => {
+                out.extend([0, 0]);
+                varint(&mut out, if all { rows - 1 } else { 0 });
+            }
+        }
+    }
+    out.extend([0, 0, 0, 0, 0]);
+    out
+}
+
+#[test]
+fn few_bytes_that_stand_for_much_work_are_refused_in_time() {
+    assert_eq!(unslow_series::read_chunk(&huge(10, 3, true, false), &[]), Some(30), "that is how they look");
+    let many = huge(1_300_000, 60_000, true, false);
+    assert_eq!(unslow_series::read_chunk(&many, &[]), None);
+    assert!(!unslow_series::passes_chunk(&many, &[]), "and where only texts are wanted");
+    let by_clock = huge(1_300_000, 60_000, false, true);
+    assert_eq!(unslow_series::read_chunk(&by_clock, &[]), None, "one value of each, told by a million");
+}
+
 #[test]
 fn a_column_told_by_itself_or_by_none_is_damage() {
     let by_clock = unslow_series::read_chunk(&told_by(0), &[0xff]);
