@@ -114,10 +114,18 @@ struct Refusal {
     times: u64,
 }
 
-/// A stack has the connections of clients elsewhere. What it counts is a quarter of a second old at most.
-#[derive(Serialize, Deserialize)]
+/// A stack has the connections of clients elsewhere.
+#[derive(Deserialize)]
 struct Lent {
     stack_pid: i32,
+    /// None where server or stack are of a version that does not tell.
+    #[serde(flatten)]
+    counted: Option<Counted>,
+}
+
+/// What a stack counts, a quarter of a second old at most.
+#[derive(Serialize, Deserialize)]
+struct Counted {
     /// Open now.
     connections: u64,
     accepted: u64,
@@ -130,9 +138,9 @@ struct Lent {
     waits: u64,
 }
 
-impl Lent {
-    fn counted(&self) -> String {
-        let Lent { connections, accepted, passed, received_bytes, sent_bytes, waits, .. } = self;
+impl Counted {
+    fn sentence(&self) -> String {
+        let Counted { connections, accepted, passed, received_bytes, sent_bytes, waits } = self;
         let [received, sent] = [received_bytes, sent_bytes].map(|n| unslow_units::bytes(*n as f64));
         let mut text = format!("{connections} open of {accepted} accepted, {received} received, {sent} sent");
         if *passed > 0 {
@@ -155,8 +163,7 @@ struct ServerRow {
     over_tcp: u32,
     /// The process that has the connections of clients elsewhere; none without `--offload`, or while no stack runs.
     stack_pid: Option<i32>,
-    /// What it counts.
-    stack: Option<Lent>,
+    stack: Option<Counted>,
     problem: Option<String>,
     connections: Vec<Row>,
     refusals: Vec<Refusal>,
@@ -260,6 +267,12 @@ impl BypassArguments {
                 }
                 if self.server || !self.client {
                     self.prepare();
+                }
+                if self.offload && self.busy_poll.is_some() {
+                    output.note(
+                        "--busy-poll is for a stack that this starts: one that runs already keeps its own setting. One \
+                         that you start yourself says what it polls: unslow bypass stack --busy-poll",
+                    );
                 }
                 if self.offload {
                     stack::start(self.dir.as_deref(), &self.allow, self.busy_poll)?;
@@ -387,8 +400,8 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
             // Each line is one of these.
             let connections = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             let refusals = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-            let stack = text.lines().find_map(|line| serde_json::from_str::<Lent>(line).ok());
-            let stack_pid = stack.as_ref().map(|stack| stack.stack_pid);
+            let lent = text.lines().find_map(|line| serde_json::from_str::<Lent>(line).ok());
+            let (stack_pid, stack) = lent.map_or((None, None), |lent| (Some(lent.stack_pid), lent.counted));
             let uid = (listing.uid != u32::MAX).then_some(listing.uid);
             let endpoint::Endpoint { port, netns } = listing.endpoint;
             let (pid, over_tcp) = (listing.pid, listing.over_tcp);
@@ -413,9 +426,11 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
             Some(why) => writeln!(text, "{why}")?,
             None => writeln!(text, "{carried} over shared memory, {tcp} from this machine over TCP")?,
         }
-        if let Some(stack) = &server.stack {
-            writeln!(text, "  TCP of clients on other machines: stack, pid {}", stack.stack_pid)?;
-            writeln!(text, "    {}", stack.counted())?;
+        if let Some(pid) = server.stack_pid {
+            writeln!(text, "  TCP of clients on other machines: stack, pid {pid}")?;
+            if let Some(counted) = &server.stack {
+                writeln!(text, "    {}", counted.sentence())?;
+            }
         } else if here.is_some_and(|here| here != server.netns) {
             writeln!(text, "  in another network namespace ({}): only clients there use shared memory", server.netns)?;
         }

@@ -14,7 +14,7 @@ use netlink_sys::{Socket, SocketAddr};
 /// From the last poll that found something to the next interrupt, in ns: longer than a busy server takes for a batch.
 const SUSPEND_NS: u32 = 20_000_000;
 /// An interrupt comes so much later when polling found nothing, in ns,
-const FLUSH_NS: u32 = 200_000;
+const FLUSH_NS: u32 = 20_000;
 /// that many times in a row.
 const DEFER: u32 = 100;
 
@@ -54,8 +54,11 @@ impl Suspended {
     pub fn add(&mut self, id: NonZeroU32) -> io::Result<String> {
         let mut kernel = Kernel::connect()?;
         let before = kernel.get(id)?;
-        kernel.set(id, Queue { defer: DEFER, flush_ns: FLUSH_NS, suspend_ns: SUSPEND_NS, ..before })?;
-        self.0.push((id, before));
+        let quiet = Queue { defer: DEFER, flush_ns: FLUSH_NS, suspend_ns: SUSPEND_NS, ..before };
+        kernel.set(id, quiet)?;
+        // What a stack left behind that was killed is not put back.
+        let loud = Queue { defer: 0, flush_ns: 0, suspend_ns: 0, ..before };
+        self.0.push((id, if before == quiet { loud } else { before }));
         Ok(name_of(before.interface))
     }
 }

@@ -135,7 +135,10 @@ impl StackArguments {
 
 /// As the environment says it, if this kernel can.
 pub fn busy_us(time: Duration) -> anyhow::Result<String> {
-    let us = u32::try_from(time.as_micros()).ok().and_then(NonZeroU32::new).context("--busy-poll: no time")?;
+    let us = u32::try_from(time.as_micros())
+        .ok()
+        .and_then(NonZeroU32::new)
+        .context("--busy-poll: invalid duration; expected one such as 50us")?;
     busy::can_poll(us).map_err(|why| {
         anyhow::anyhow!("--busy-poll: this kernel's epoll sets cannot poll ({why}); it takes Linux 6.9 or newer")
     })?;
@@ -165,8 +168,8 @@ impl Polling {
         }
         if polled.without > 0 && !std::mem::replace(&mut self.told_of_none, true) {
             output.note(
-                "--busy-poll: connections come by an interface without a queue to poll (veth, TUN, loopback), and it \
-                 gains nothing for them",
+                "--busy-poll does not help these connections: their interface has no queue to poll (loopback, TUN, \
+                 veth without GRO)",
             );
         }
     }

@@ -25,7 +25,7 @@ fn a_stack_that_has_nothing_to_poll_says_so_and_serves() {
         let _server = server(&meeting, "valkey-9.1");
         stack.says("handling TCP for 1 server");
         super::offload::ask(&mut remote(), "PING\r\n", "+PONG\r\n");
-        stack.says("it gains nothing for them");
+        stack.says("--busy-poll does not help these connections");
     });
 }
 

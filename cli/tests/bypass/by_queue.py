@@ -27,10 +27,12 @@ def ip(*words):
 
 def client(port, ready, go):
     """In the far namespace."""
+    os.close(tell_go)
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
         os._exit(1)
     os.write(ready, b"1")
-    os.read(go, 1)
+    if not os.read(go, 1):
+        os._exit(1)
     setting(b"far0", SET_TSO, 0)
     ip("address", "add", "10.77.0.2/24", "dev", "far0")
     ip("link", "set", "far0", "up")
@@ -47,7 +49,9 @@ child = os.fork()
 if child == 0:
     client(int(sys.argv[1]), tell_ready, go)
     os._exit(0)
-os.read(ready, 1)
+os.close(tell_ready)
+if not os.read(ready, 1):
+    sys.exit("no network namespace")
 ip("link", "add", "queue0", "type", "veth", "peer", "name", "far0", "netns", str(child))
 setting(b"queue0", SET_GRO, 1)
 ip("address", "add", "10.77.0.1/24", "dev", "queue0")

@@ -2,8 +2,8 @@
 //! so that a packet costs no interrupt.
 //!
 //! It is the set that polls (EPIOCSPARAMS, Linux 6.9), and the queue it polls is that of its sockets' last packets. An
-//! interface without queues of its own (loopback, veth, TUN) has nothing to poll: its sockets have no NAPI id, the set
-//! never spins, and nothing is gained or lost.
+//! interface without queues of its own (loopback, TUN, veth without GRO) has nothing to poll: its sockets have no NAPI
+//! id, the set never spins, and nothing is gained or lost.
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, RawFd};

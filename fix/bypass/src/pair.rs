@@ -152,7 +152,11 @@ impl Slot {
 /// writes.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Tally([AtomicU64; TALLIED]);
+pub struct Tally {
+    /// Not 0 once it is written.
+    is_shown: AtomicU64,
+    numbers: [AtomicU64; TALLIED],
+}
 
 /// Numbers of a tally.
 pub const TALLIED: usize = 6;
@@ -160,12 +164,14 @@ pub const TALLIED: usize = 6;
 impl Tally {
     /// These are the numbers now.
     pub fn show(&self, numbers: [u64; TALLIED]) {
-        self.0.iter().zip(numbers).for_each(|(shown, number)| shown.store(number, Ordering::Relaxed));
+        self.numbers.iter().zip(numbers).for_each(|(shown, number)| shown.store(number, Ordering::Relaxed));
+        self.is_shown.store(1, Ordering::Relaxed);
     }
 
-    /// As they were shown last; each for itself.
-    pub fn numbers(&self) -> [u64; TALLIED] {
-        std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
+    /// As they were shown last; each for itself. `None` of a stack that shows none.
+    pub fn numbers(&self) -> Option<[u64; TALLIED]> {
+        let numbers = std::array::from_fn(|at| self.numbers[at].load(Ordering::Relaxed));
+        (self.is_shown.load(Ordering::Relaxed) != 0).then_some(numbers)
     }
 }
 

@@ -49,8 +49,12 @@ impl Session {
         }
         fits(&settings, &topology, &workload)?;
         make_room(Needs {
-            servers: topology.masters().count().max(1),
+            servers: match settings.read_from {
+                ReadFrom::Primary => topology.masters().count().max(1),
+                _ => topology.nodes.len().max(1),
+            },
             connections: settings.lanes(),
+            subscribers: settings.subscribers,
             threads: settings.threads,
             ports: !settings.target.endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Unix(_))),
         })?;

@@ -7,10 +7,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::GeneratorError;
 
-/// Files beside connections: event loops, the control plane's own connections, a report that is written.
-const BESIDE: usize = 64;
-/// Of each thread: an event loop and its wake-up.
-const PER_THREAD: usize = 4;
+/// Files beside connections: a report that is written, a page.
+const BESIDE: usize = 4;
+/// Of each thread: an event loop, its clock and its wake-up.
+const PER_THREAD: usize = 3;
 
 /// What a run needs.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,8 @@ pub struct Needs {
     pub servers: usize,
     /// To each of them.
     pub connections: usize,
+    /// In all, spread over the servers.
+    pub subscribers: usize,
     pub threads: usize,
     /// Whether they are TCP's, each with a port of this machine.
     pub ports: bool,
@@ -43,12 +45,14 @@ fn ports_of(text: &str) -> Option<RangeInclusive<usize>> {
 
 impl Needs {
     fn fit(self, files: Option<u64>, open: usize, ports: Option<RangeInclusive<usize>>) -> Result<(), GeneratorError> {
-        let Needs { servers, connections, threads, .. } = self;
-        let needed = servers.saturating_mul(connections).saturating_add(threads * PER_THREAD + BESIDE + open) as u64;
+        let Needs { servers, connections, subscribers, threads, .. } = self;
+        let beside = threads * PER_THREAD + BESIDE + open;
+        let needed = servers.saturating_mul(connections).saturating_add(subscribers).saturating_add(beside) as u64;
         if let Some(limit) = files.filter(|limit| *limit < needed) {
             return Err(GeneratorError::TooFewFiles { needed, limit, servers, connections });
         }
         let ports = ports.filter(|_| self.ports).map(|ports| ports.end().saturating_sub(*ports.start()) + 1);
+        let connections = connections.saturating_add(subscribers / servers.max(1));
         match ports {
             Some(ports) if connections > ports => Err(GeneratorError::TooFewPorts { connections, ports }),
             _ => Ok(()),
@@ -60,15 +64,15 @@ impl Needs {
 mod tests {
     use super::*;
 
-    const NEEDS: Needs = Needs { servers: 3, connections: 1000, threads: 2, ports: true };
+    const NEEDS: Needs = Needs { servers: 3, connections: 1000, subscribers: 30, threads: 2, ports: true };
 
     #[test]
     fn what_does_not_fit_is_said_with_its_numbers() {
         let says = |needs: Needs, files: u64, ports| needs.fit(Some(files), 10, ports).map_err(|e| e.to_string());
-        assert_eq!(says(NEEDS, 3082, Some(32768..=60999)), Ok(()));
-        let files = says(NEEDS, 3081, None).unwrap_err();
-        assert!(files.contains("3 servers") && files.contains("3082") && files.contains("3081"), "{files}");
-        let many = Needs { connections: 28_233, ..NEEDS };
+        assert_eq!(says(NEEDS, 3050, Some(32768..=60999)), Ok(()));
+        let files = says(NEEDS, 3049, None).unwrap_err();
+        assert!(files.contains("3 servers") && files.contains("3050") && files.contains("3049"), "{files}");
+        let many = Needs { connections: 28_223, ..NEEDS };
         let ports = says(many, 1 << 20, Some(32768..=60999)).unwrap_err();
         assert!(ports.contains("28233") && ports.contains("28232"), "{ports}");
         assert_eq!(

@@ -108,8 +108,8 @@ fn tell_of_polling(fd: RawFd) {
     match busy::napi(fd) {
         Some(id) => tell(&format!("polling queue {id} of a network card")),
         None => tell(
-            "--busy-poll: the first connection came by an interface without a queue to poll (veth, TUN), and it gains \
-             nothing for such",
+            "--busy-poll does not help such connections as the first one: its interface has no queue to poll (TUN, \
+             veth without GRO)",
         ),
     }
 }

@@ -345,7 +345,7 @@ pub fn close_in_child(world: &mut World) {
 }
 
 /// The process that has what listens at this port.
-pub fn borrower(world: &World, port: u16) -> Option<(i32, [u64; TALLIED])> {
+pub fn borrower(world: &World, port: u16) -> Option<(i32, Option<[u64; TALLIED]>)> {
     let lent = world.listened.iter().find(|l| l.loan.is_some() && l.is_at(port))?;
     lent.loan.as_ref().map(|loan| (loan.stack.pair().peer.0, loan.stack.pair().tally().numbers()))
 }

@@ -223,11 +223,13 @@ fn list(world: &World, endpoint: Endpoint, to: &OwnedFd) {
     use std::io::Write;
     let at_port = |ends: &Ends| ends.1.port() == endpoint.port;
     let mut text = world.refusals.lines(endpoint).into_bytes();
-    if let Some((pid, [open, accepted, passed, up, down, waits])) = lending::borrower(world, endpoint.port) {
-        let _ = writeln!(
-            text,
-            "{{\"stack_pid\":{pid},\"connections\":{open},\"accepted\":{accepted},\"passed\":{passed},\"received_bytes\":{up},\"sent_bytes\":{down},\"waits\":{waits}}}"
-        );
+    if let Some((pid, counted)) = lending::borrower(world, endpoint.port) {
+        let _ = write!(text, "{{\"stack_pid\":{pid}");
+        let names = ["connections", "accepted", "passed", "received_bytes", "sent_bytes", "waits"];
+        for (name, number) in counted.iter().flat_map(|numbers| names.iter().zip(numbers)) {
+            let _ = write!(text, ",\"{name}\":{number}");
+        }
+        let _ = writeln!(text, "}}");
     }
     for place in &world.clients {
         for stream in place.streams() {
