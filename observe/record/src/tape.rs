@@ -164,6 +164,7 @@ impl Tape {
                 picked: Picked::new(Counters::are_or_pings),
                 next: None,
                 edge: None,
+                newest: None,
                 address,
             }
         });
@@ -294,6 +295,9 @@ struct Absence {
     until_ms: i64,
 }
 
+/// The number of the row whose INFO was put together last, and that: where a window ends the next one begins.
+type Newest = Option<(u64, Info)>;
+
 /// One node's recording, read forwards.
 struct NodeTape<'a> {
     address: String,
@@ -306,6 +310,7 @@ struct NodeTape<'a> {
     next: Option<Row>,
     /// The last row before this window.
     edge: Option<Row>,
+    newest: Newest,
 }
 
 impl NodeTape<'_> {
@@ -366,7 +371,7 @@ impl NodeTape<'_> {
         let mut node = Node::new(&self.address, listed.map_or(unslow_topology::Role::Unknown, |l| l.role));
         (node.master, node.node_id) = listed.map_or((None, None), |l| (l.master.clone(), l.node_id.clone()));
         match (first, last) {
-            (Some(first), Some(last)) => self.measured(&mut node, &first, &last),
+            (Some(first), Some(last)) => measured(&self.texts, &mut self.newest, &mut node, [&first, &last]),
             // One that is not listed any more was taken away on purpose.
             _ if absence.is_some() && listed.is_some() => {}
             _ => return None,
@@ -386,13 +391,20 @@ impl NodeTape<'_> {
         }
         Some(node)
     }
+}
 
-    fn measured(&self, node: &mut Node, first: &Row, last: &Row) {
-        let sample = |row: &Row| Sample { at_ms: unix(row.at.wall_ms), info: self.texts.info(row) };
-        let same_recorder = number(last, OWN_TOTAL) >= number(first, OWN_TOTAL);
-        let s = seconds_between(first.at, last.at, same_recorder);
-        window::measured(node, sample(first), sample(last), s, own_between(first, last));
-    }
+fn measured(texts: &Texts, newest: &mut Newest, node: &mut Node, [first, last]: [&Row; 2]) {
+    let mut sample = |row: &Row| {
+        let known = newest.as_ref().filter(|(seq, _)| *seq == row.seq).map(|(_, info)| info.clone());
+        let info = known.unwrap_or_else(|| texts.info(row));
+        *newest = Some((row.seq, info.clone()));
+        Sample { at_ms: unix(row.at.wall_ms), info }
+    };
+    let samples = [sample(first), sample(last)];
+    let same_recorder = number(last, OWN_TOTAL) >= number(first, OWN_TOTAL);
+    let s = seconds_between(first.at, last.at, same_recorder);
+    let [first_sample, last_sample] = samples;
+    window::measured(node, first_sample, last_sample, s, own_between(first, last));
 }
 
 /// What was seen of a node around a window.
@@ -621,10 +633,12 @@ fn number(row: &Row, name: &str) -> i64 {
 
 /// What we sent between two rows; a recorder that began in between counts from its start.
 fn own_between(first: &Row, last: &Row) -> Own {
-    let before: HashMap<&str, i64> = first.values().filter_map(|(name, v)| Some((&**name, int(v)?))).collect();
+    let is_own = |name: &str| name.starts_with("~own/");
+    let own_of = first.values().filter(|(name, _)| is_own(name));
+    let before: HashMap<&str, i64> = own_of.filter_map(|(name, v)| Some((&**name, int(v)?))).collect();
     let mut own = Own::default();
     for (name, value) in last.values() {
-        let Some(n) = name.starts_with("~own/").then(|| int(value)).flatten() else { continue };
+        let Some(n) = is_own(name).then(|| int(value)).flatten() else { continue };
         let then = before.get(&**name).copied().unwrap_or(0);
         let grown = u64::try_from(if n >= then { n - then } else { n }).unwrap_or(0);
         if grown == 0 {

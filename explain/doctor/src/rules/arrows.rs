@@ -248,7 +248,7 @@ mod tests {
             NOW_MS - 4000,
             NOW_MS - 5000
         );
-        facts.nodes[0].cluster = Seen::yes(ClusterView::parse(&view).unwrap().into(), String::new(), NOW_MS);
+        facts.nodes[0].cluster = Seen::yes(ClusterView::parse(&view).unwrap(), String::new(), NOW_MS);
         facts.nodes.push(Node { unreachable: Some("timed out".into()), ..node_at("10.0.0.9:6379", "", "") });
         facts
     }

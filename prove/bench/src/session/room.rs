@@ -37,7 +37,7 @@ pub fn make_room(needs: Needs) -> Result<(), GeneratorError> {
     needs.fit(files, open, ports.as_deref().and_then(ports_of))
 }
 
-/// `32768	60999`
+/// Two numbers with a tab between them.
 fn ports_of(text: &str) -> Option<RangeInclusive<usize>> {
     let (from, to) = text.trim().split_once(char::is_whitespace)?;
     Some(from.parse().ok()?..=to.trim().parse().ok()?)
