@@ -2,7 +2,7 @@
 //! say which connection has news.
 //!
 //! ```text
-//!   header | bits of the client's waiters | of the server's | slots | small rings | larger rings, half for each side
+//!   tally | bits of the client's waiters | of the server's | slots | small rings | larger rings, half for each side
 //! ```
 //!
 //! The client makes it and pays for it; pages cost nothing before they are used. No other client can see it, so what
