@@ -85,7 +85,7 @@ fn day(load: u64, seed: u64) -> Result<(usize, usize), Error> {
     Ok((writer.close()?.used(), text_bytes))
 }
 
-/// A recording, written anew.
+/// Re-encodes a recording, series by series.
 fn again(dir: &str) -> Result<(), Error> {
     let reader = Reader::open(dir)?;
     let always = i64::MIN..i64::MAX;
@@ -111,7 +111,7 @@ fn again(dir: &str) -> Result<(), Error> {
         }
         if rows > 1 {
             let (disk, days) = (writer.close()?, (last - first) as f64 / 86_400e3);
-            // The log has the texts that hold, once, however long it goes on.
+            // Without the log, whose size does not grow with the recording.
             let bytes: usize = disk.files.iter().filter(|(name, _)| name.ends_with(".seg")).map(|(_, f)| f.len()).sum();
             println!("{name:?}: {rows} rows, {bytes} bytes, {:.2} MB a day", bytes as f64 / days / 1e6);
         }

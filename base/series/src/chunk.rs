@@ -27,7 +27,7 @@ const MAX_CELLS: usize = 8 << 20;
 const _: () = assert!(2 * CELLS_DUE + MAX_FIELDS + 3 <= MAX_CELLS);
 const MAX_COLUMNS: usize = 4 * MAX_FIELDS;
 const MAX_RAW: usize = 64 << 20;
-/// A column is told by one of so many moving ones before it, if it moves as that one does.
+/// How many of the preceding columns are tried as a reference for the next one.
 const OTHERS: usize = 64;
 
 /// What is read of a chunk.
@@ -141,7 +141,7 @@ fn is_same(a: &Arc<str>, b: &Arc<str>) -> bool {
     Arc::ptr_eq(a, b) || a == b
 }
 
-/// What a server's own clock is told by.
+/// The wall clock in us: the reference for the servers' own clocks.
 fn clock_us(walls_ms: &[u64]) -> Vec<u64> {
     walls_ms.iter().map(|ms| ms.wrapping_mul(1000)).collect()
 }

@@ -5,7 +5,7 @@
 //! ([`Numbers::walk`]), so they cannot differ. The coder is the carryless one of Nelson and Mahoney's PAQ family: the
 //! interval that is left is cut in two by the odds, and bytes that both of its ends share are written.
 
-/// Either direction: a coder is told the bit, a decoder says it.
+/// Either direction: an encoder is given the bit, a decoder returns it.
 trait Bits {
     fn bit(&mut self, odds: &mut Odds, bit: bool) -> bool;
     /// One that is as likely set as not.
@@ -20,7 +20,7 @@ struct Odds {
     seen: u8,
 }
 
-/// Each of the first bits moves the mean by as much as a mean over so many would, and later ones by 1/2^this at least.
+/// The adaptation rate falls as 1/n at first, and never below 1/2^this.
 const STEP_MAX: u8 = 6;
 /// The interval is cut in 1/4096.
 const CUT_BITS: u32 = 12;
@@ -258,7 +258,7 @@ impl Numbers {
     }
 }
 
-/// A number of so many bits, the highest first; the odds of each depend on those above it.
+/// An unsigned number of `width` bits, highest bit first; the odds of each bit depend on the bits above it.
 fn tree(bits: &mut impl Bits, odds: &mut [Odds], number: u64, width: u32) -> u64 {
     let mut node = 1;
     for place in (0..width).rev() {
@@ -276,8 +276,8 @@ pub fn encode(numbers: impl Iterator<Item = i64>) -> Vec<u8> {
     coder.end()
 }
 
-/// So many numbers. `None` where these bytes are too few or too many for them; others may give other numbers than were
-/// coded, so a checksum has to stand over them.
+/// Decodes `count` numbers. `None` if there are too few or too many bytes for them. Damaged bytes of the right length
+/// may decode to wrong numbers, so the caller needs a checksum over them.
 pub fn decode(bytes: &[u8], count: usize) -> Option<Vec<i64>> {
     let (mut odds, mut decoder) = (Numbers::new(), Decoder::new(bytes));
     let mut numbers = Vec::new();
@@ -287,7 +287,7 @@ pub fn decode(bytes: &[u8], count: usize) -> Option<Vec<i64>> {
     (numbers.len() == count && decoder.is_whole()).then_some(numbers)
 }
 
-/// Bits that were alike lately are likely to be alike again: of the last so many.
+/// How many preceding flags the odds of the next one depend on.
 const HISTORY: u32 = 6;
 
 fn walk_flag(bits: &mut impl Bits, odds: &mut [Odds; 1 << HISTORY], history: &mut usize, flag: bool) -> bool {
@@ -305,7 +305,7 @@ pub fn encode_flags(flags: impl Iterator<Item = bool>) -> Vec<u8> {
     coder.end()
 }
 
-/// So many flags. `None` as in [`decode`].
+/// Decodes `count` flags. `None` as in [`decode`].
 pub fn decode_flags(bytes: &[u8], count: usize) -> Option<Vec<bool>> {
     let (mut odds, mut decoder, mut history) = ([Odds::EVEN; 1 << HISTORY], Decoder::new(bytes), 0);
     let mut flags = Vec::new();
