@@ -346,7 +346,8 @@ mod tests {
         // Of all widths, both signs, in any order.
         back(&(0..20_000).map(|_| next() as i64 >> (next() % 64)).collect::<Vec<i64>>());
         for width in 0..64 {
-            back(&[1 << width, -(1 << width), (1 << width) - 1, 1 << width]);
+            let power = 1i64 << width;
+            back(&[power, power.wrapping_neg(), power.wrapping_sub(1), power]);
         }
     }
 

@@ -28,6 +28,7 @@ mod coder;
 mod column;
 mod disk;
 mod error;
+mod files;
 mod frame;
 mod held;
 mod log;
@@ -40,9 +41,10 @@ mod writer;
 
 pub use disk::{Directory, Disk, Memory};
 pub use error::{Damage, DamageKind, Error, Text};
+pub use files::Dropped;
 pub use held::Held;
 pub use reader::{Event, Found, Gap, Item, Picked, Reader, Row, Rows, Span, Step};
-pub use writer::{Dropped, FieldId, SeriesId, Settings, Writer};
+pub use writer::{FieldId, SeriesId, Settings, Writer};
 
 /// When something was seen, by both clocks of the machine that saw it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -266,8 +266,8 @@ impl Replay {
                 let chunk = self.chunks.get_mut(*self.series.get(&body.varint()?)?)?;
                 let (name, value): (Arc<str>, Arc<str>) = (body.text()?.into(), body.text()?.into());
                 let since_ms = body.signed()?;
-                // The texts that hold when a chunk begins: an older log's came first.
-                if chunk.is_empty() && chunk.state.get(&name).is_none_or(|held| held.since_ms < since_ms) {
+                // The texts that hold when a chunk begins: an older log's came first, whatever the clock said then.
+                if chunk.is_empty() {
                     chunk.state.put(Held { name, value, since_ms });
                 }
             }

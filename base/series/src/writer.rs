@@ -1,19 +1,17 @@
 //! The writer: chunks grow in memory and in the log, end in a segment, and are deleted when old.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::io::{self, ErrorKind};
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::chunk::{
-    CELLS_DUE_OF_ALL, Chunk, MAX_FIELDS, MAX_NAME, MAX_PAYLOAD, MAX_TEXT, MAX_TEXTS, Meta, Note, Saying,
-};
+use crate::chunk::{CELLS_DUE_OF_ALL, Chunk, MAX_FIELDS, MAX_NAME, MAX_PAYLOAD, MAX_TEXT, MAX_TEXTS, Note, Saying};
 use crate::error::Text;
+use crate::files::{Dropped, Files};
 use crate::frame::{self, FileKind};
 use crate::held::{Held, Texts};
 use crate::log::{self, Replay};
-use crate::segment::{self, CHUNK, Entry, MAX_FILE};
+use crate::segment::{self, MAX_FILE};
 use crate::{Directory, Disk, Error, Stamp, Value};
 
 /// The series in which the store reports what it did by itself.
@@ -27,6 +25,10 @@ const RETRY_MS: u64 = 10_000;
 const SHARED_DUE: usize = 65_536;
 /// All chunks end when their log has this size: readers take files of twice that.
 const LOG_DUE: u64 = MAX_FILE / 2;
+/// To pack a thousand chunks takes longer than the caller can wait, so they end one by one,
+const AT_ONCE: usize = 32;
+/// each after so many rows of any series: at a row a second of each, all have ended after as many seconds.
+const ROWS_PER_END: usize = 64;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -68,15 +70,6 @@ pub struct SeriesId(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldId(usize);
 
-/// What a full disk has cost since the writer was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Dropped {
-    pub segments: u64,
-    pub bytes: u64,
-    /// Rows that were given up because not even memory could hold them.
-    pub rows: u64,
-}
-
 struct Track {
     name: Arc<str>,
     chunk: Chunk,
@@ -112,24 +105,43 @@ struct Log {
     behind: bool,
 }
 
-/// A segment that ended.
-struct Kept {
-    name: String,
-    bytes: u64,
-    newest_ms: i64,
+/// What all open chunks have together.
+#[derive(Default)]
+struct Open {
+    bytes: usize,
+    cells: usize,
 }
 
-#[derive(Default)]
-struct Current {
-    name: String,
-    bytes: u64,
-    entries: Vec<Entry>,
+impl Open {
+    fn add(&mut self, chunk: &Chunk) {
+        self.bytes += chunk.bytes();
+        self.cells += chunk.cells();
+    }
+
+    fn take(&mut self, chunk: &Chunk) {
+        self.bytes -= chunk.bytes();
+        self.cells -= chunk.cells();
+    }
+}
+
+/// All chunks end, one by one. Their rows stay in the older logs until all have; what came since is in the newest.
+struct Round {
+    /// When it began, by the monotonic clock.
+    began_ms: u64,
+    /// The logs to be removed.
+    old: Vec<u64>,
+    /// The next track whose chunk ends.
+    next: usize,
+    /// How many tracks there were.
+    count: usize,
+    /// Rows since one ended.
+    rows: usize,
 }
 
 /// Appends to one directory; two of them cannot. Whatever happens between two calls, all rows given so far are read
 /// back after a kill.
 pub struct Writer<D: Disk = Directory> {
-    disk: D,
+    files: Files<D>,
     settings: Settings,
     tracks: Vec<Track>,
     series_ids: HashMap<Arc<str>, usize>,
@@ -140,15 +152,13 @@ pub struct Writer<D: Disk = Directory> {
     /// When there are so many of them, those that are not used any more go.
     shared_due: usize,
     log: Log,
-    kept: VecDeque<Kept>,
-    current: Option<Current>,
-    next_segment: u64,
+    open: Open,
+    round: Option<Round>,
     /// When the oldest chunk began, by the monotonic clock.
     began_ms: Option<u64>,
     now: Option<Stamp>,
     age_held_until_ms: u64,
     retry_at_ms: u64,
-    dropped: Dropped,
     reported: Dropped,
 }
 
@@ -165,7 +175,7 @@ impl<D: Disk> Writer<D> {
         settings.segment_bytes = settings.segment_bytes.clamp(1, MAX_FILE / 2);
         settings.open_bytes_max = settings.open_bytes_max.min(MAX_FILE as usize / 4);
         let mut writer = Writer {
-            disk,
+            files: Files::new(disk, settings.segment_bytes),
             settings,
             tracks: Vec::new(),
             series_ids: HashMap::new(),
@@ -174,14 +184,12 @@ impl<D: Disk> Writer<D> {
             shared: HashSet::new(),
             shared_due: SHARED_DUE,
             log: Log::default(),
-            kept: VecDeque::new(),
-            current: None,
-            next_segment: 0,
+            open: Open::default(),
+            round: None,
             began_ms: None,
             now: None,
             age_held_until_ms: 0,
             retry_at_ms: 0,
-            dropped: Dropped::default(),
             reported: Dropped::default(),
         };
         writer.recover()?;
@@ -190,21 +198,13 @@ impl<D: Disk> Writer<D> {
 
     /// What stands in segments is counted, what stands in logs is taken up again.
     fn recover(&mut self) -> Result<(), Error> {
-        // Damage is the readers' to report: here it only means fewer chunks.
-        let (mut damage, mut entries) = (Vec::new(), Vec::new());
-        for number in segment::numbers(&self.disk, FileKind::Segment)? {
-            let name = FileKind::Segment.name(number);
-            let found = segment::load(&self.disk, &name, &mut damage)?.unwrap_or_default();
-            let bytes = self.disk.size(&name).map_err(|e| Error::io("look at", &name, e))?;
-            let newest_ms = found.iter().map(|e| e.meta.wall_max).max().unwrap_or(i64::MIN);
-            self.kept.push_back(Kept { name, bytes, newest_ms });
-            entries.extend(found);
-            self.next_segment = number.saturating_add(1);
-        }
+        let entries = self.files.load()?;
+        // Damage is the readers' to report: here it only means fewer rows.
+        let mut damage = Vec::new();
         let mut replay = Replay::new(log::last(&entries));
-        for number in segment::numbers(&self.disk, FileKind::Log)? {
+        for number in segment::numbers(&self.files.disk, FileKind::Log)? {
             let name = FileKind::Log.name(number);
-            let bytes = self.disk.read(&name, 0, MAX_FILE).map_err(|e| Error::io("read", &name, e))?;
+            let bytes = self.files.disk.read(&name, 0, MAX_FILE).map_err(|e| Error::io("read", &name, e))?;
             replay.file(&name, &bytes, &mut damage)?;
             self.log.number = number.saturating_add(1);
         }
@@ -221,21 +221,22 @@ impl<D: Disk> Writer<D> {
                     texts.put(Held { name: name.clone(), value: value.clone(), since_ms: note.at.wall_ms });
                 }
             }
+            self.open.add(&chunk);
             self.tracks[id].chunk = chunk;
         }
         self.rewrite_log()
     }
 
     pub fn disk(&self) -> &D {
-        &self.disk
+        &self.files.disk
     }
 
     pub fn disk_mut(&mut self) -> &mut D {
-        &mut self.disk
+        &mut self.files.disk
     }
 
     pub fn dropped(&self) -> Dropped {
-        self.dropped
+        self.files.dropped
     }
 
     /// The id of a series, such as a node's address; the same name has the same id.
@@ -277,17 +278,19 @@ impl<D: Disk> Writer<D> {
         if values.iter().any(|(field, _)| field.0 >= self.fields.len()) {
             return Err(Error::UnknownId);
         }
-        let track = self.tracks.get_mut(series.0).ok_or(Error::UnknownId)?;
-        if track.chunk.is_over() {
-            self.dropped.rows += track.chunk.rows() as u64;
-            track.fresh();
-        }
+        self.make_room(series)?;
+        let track = &mut self.tracks[series.0];
+        self.open.take(&track.chunk);
         track.last.row = track.last.row.saturating_add(1);
         let seq = track.last.row;
         track.chunk.push(seq, at, values.iter().map(|(field, value)| (&self.fields[field.0], *value)));
+        self.open.add(&track.chunk);
         let values: Vec<(usize, Value)> = values.iter().map(|(field, value)| (field.0, *value)).collect();
         let (kind, body) = track.differ.row(series.0, seq, at, &values);
-        self.record(at, kind, &body)?;
+        if let Some(round) = &mut self.round {
+            round.rows += 1;
+        }
+        self.record(series, at, kind, &body)?;
         Ok(seq)
     }
 
@@ -335,16 +338,26 @@ impl<D: Disk> Writer<D> {
     }
 
     fn note(&mut self, series: SeriesId, at: Stamp, said: Saying) -> Result<(), Error> {
-        let track = self.tracks.get_mut(series.0).ok_or(Error::UnknownId)?;
-        if track.chunk.is_over() {
-            self.dropped.rows += track.chunk.rows() as u64;
-            track.fresh();
-        }
+        self.make_room(series)?;
+        let track = &mut self.tracks[series.0];
+        self.open.take(&track.chunk);
         track.last.note = track.last.note.saturating_add(1);
         let note = Note { seq: track.last.note, at, said };
         let body = log::note(series.0, &note);
         track.chunk.note(note);
-        self.record(at, log::NOTE, &body)
+        self.open.add(&track.chunk);
+        self.record(series, at, log::NOTE, &body)
+    }
+
+    /// The chunk of this series takes one more afterwards.
+    fn make_room(&mut self, series: SeriesId) -> Result<(), Error> {
+        let track = self.tracks.get_mut(series.0).ok_or(Error::UnknownId)?;
+        if track.chunk.is_over() {
+            self.files.dropped.rows += track.chunk.rows() as u64;
+            self.open.take(&track.chunk);
+            track.fresh();
+        }
+        Ok(())
     }
 
     /// To be called every second or so: syncs, ends chunks that are due, deletes what is old.
@@ -357,17 +370,20 @@ impl<D: Disk> Writer<D> {
         }
         let synced = *self.log.synced_ms.get_or_insert(now.mono_ms);
         if self.log.dirty && elapsed(synced, now.mono_ms) >= millis(self.settings.sync_every) {
-            let name = FileKind::Log.name(self.log.number);
-            self.sync(&name)?;
-            self.log.dirty = false;
+            self.sync_log()?;
             self.log.synced_ms = Some(now.mono_ms);
         }
-        self.flush_if_due(now)?;
+        if let Some(round) = &mut self.round {
+            // No rows may come.
+            round.rows = ROWS_PER_END;
+        }
+        self.end_due(now, None)?;
         self.retain(now)?;
-        if self.dropped != self.reported {
-            let (all, told) = (self.dropped, std::mem::replace(&mut self.reported, self.dropped));
-            let (segments, bytes) = (all.segments - told.segments, all.bytes - told.bytes);
-            let text = format!("segments={segments} bytes={bytes} rows={}", all.rows - told.rows);
+        let dropped = self.files.dropped;
+        if dropped != self.reported {
+            let told = std::mem::replace(&mut self.reported, dropped);
+            let (segments, bytes) = (dropped.segments - told.segments, dropped.bytes - told.bytes);
+            let text = format!("segments={segments} bytes={bytes} rows={}", dropped.rows - told.rows);
             let own = SeriesId(self.series_id(OWN));
             self.event(own, now, DISK_FULL, text.as_bytes())?;
         }
@@ -382,7 +398,7 @@ impl<D: Disk> Writer<D> {
     }
 
     /// Into the log at once, with the names it needs first.
-    fn record(&mut self, at: Stamp, kind: u8, body: &[u8]) -> Result<(), Error> {
+    fn record(&mut self, series: SeriesId, at: Stamp, kind: u8, body: &[u8]) -> Result<(), Error> {
         self.observe(at);
         self.began_ms.get_or_insert(at.mono_ms);
         if !self.log.behind {
@@ -390,19 +406,31 @@ impl<D: Disk> Writer<D> {
             self.put_names(&mut bytes);
             frame::put(&mut bytes, kind, body);
             let name = FileKind::Log.name(self.log.number);
-            let appended = self.append(&name, self.log.bytes, &bytes);
-            // Whatever went wrong, what comes next must not refer to it.
-            self.log.behind |= appended.is_err();
-            if appended? {
+            let appended = self.files.append(&name, self.log.bytes, &bytes);
+            if matches!(appended, Ok(true)) {
                 self.log.bytes += bytes.len() as u64;
                 (self.log.series, self.log.fields) = (self.tracks.len(), self.fields.len());
                 self.log.dirty = true;
             } else {
-                self.log.behind = true;
-                self.retry_at_ms = at.mono_ms.saturating_add(RETRY_MS);
+                // Whatever went wrong, what comes next must not refer to it.
+                self.fall_behind(at);
             }
+            appended?;
         }
-        self.flush_if_due(at)
+        self.end_due(at, Some(series))
+    }
+
+    fn sync_log(&mut self) -> Result<(), Error> {
+        self.files.sync(&FileKind::Log.name(self.log.number))?;
+        self.log.dirty = false;
+        Ok(())
+    }
+
+    /// What was given is in memory only until all chunks have ended.
+    fn fall_behind(&mut self, now: Stamp) {
+        self.log.behind = true;
+        self.round = None;
+        self.retry_at_ms = now.mono_ms.saturating_add(RETRY_MS);
     }
 
     fn put_names(&self, out: &mut Vec<u8>) {
@@ -414,103 +442,120 @@ impl<D: Disk> Writer<D> {
         }
     }
 
-    fn flush_if_due(&mut self, now: Stamp) -> Result<(), Error> {
-        let old = self.began_ms.is_some_and(|ms| elapsed(ms, now.mono_ms) >= millis(self.settings.chunk_age));
-        let bytes = || self.tracks.iter().map(|t| t.chunk.bytes()).sum::<usize>();
-        let cells = || self.tracks.iter().map(|t| t.chunk.cells()).sum::<usize>();
+    /// Whether all chunks are to end.
+    fn is_due(&self, now: Stamp) -> bool {
+        let is_old = self.began_ms.is_some_and(|ms| elapsed(ms, now.mono_ms) >= millis(self.settings.chunk_age));
         // Names alone may take much of it, and come again with each log.
-        let long = self.log.bytes >= LOG_DUE && self.log.bytes - self.log.base >= LOG_DUE / 4;
-        let due = old || long || self.tracks.iter().any(|t| t.chunk.is_due());
-        let due = due || bytes() >= self.settings.open_bytes_max || cells() >= CELLS_DUE_OF_ALL;
-        if !due || (self.log.behind && now.mono_ms < self.retry_at_ms) {
-            return Ok(());
-        }
-        self.retry_at_ms = now.mono_ms.saturating_add(RETRY_MS);
-        self.flush()
+        let is_long = self.log.bytes >= LOG_DUE && self.log.bytes - self.log.base >= LOG_DUE / 4;
+        is_old || is_long || self.is_much()
     }
 
-    /// Ends all chunks: they are on disk for good afterwards, as far as there is room.
-    pub fn flush(&mut self) -> Result<(), Error> {
-        for id in 0..self.tracks.len() {
-            if self.tracks[id].chunk.is_empty() {
-                continue;
-            }
-            let chunk = &self.tracks[id].chunk;
-            let (meta, body) = (chunk.meta(), chunk.pack(self.settings.level));
-            let body = body.map_err(|e| Error::io("compress a chunk of", &meta.series, e))?;
-            if !self.append_chunk(meta, &body)? {
-                self.log.behind = true;
+    fn is_much(&self) -> bool {
+        self.open.bytes >= self.settings.open_bytes_max || self.open.cells >= CELLS_DUE_OF_ALL
+    }
+
+    /// Ends what is due, after this series has grown.
+    fn end_due(&mut self, now: Stamp, grown: Option<SeriesId>) -> Result<(), Error> {
+        let large = grown.filter(|series| self.tracks[series.0].chunk.is_due());
+        if self.log.behind {
+            if now.mono_ms < self.retry_at_ms || !(large.is_some() || self.is_due(now)) {
                 return Ok(());
             }
-            self.tracks[id].fresh();
+            return self.flush();
         }
-        if let Some(name) = self.current.as_ref().map(|c| c.name.clone()) {
-            self.sync(&name)?;
+        if let Some(series) = large
+            && !self.end_chunk(series.0)?
+        {
+            self.fall_behind(now);
+            return Ok(());
         }
+        if self.round.is_none() && self.is_due(now) {
+            self.begin_round(now)?;
+        }
+        self.go_on(now)
+    }
+
+    fn begin_round(&mut self, now: Stamp) -> Result<(), Error> {
+        if self.tracks.iter().filter(|track| !track.chunk.is_empty()).count() <= AT_ONCE {
+            return self.flush();
+        }
+        self.sync_log()?;
+        let old = segment::numbers(&self.files.disk, FileKind::Log)?;
+        let (number, mut bytes) = self.log_head(&old);
+        for (id, track) in self.tracks.iter().enumerate() {
+            put_states(&mut bytes, id, &track.texts);
+        }
+        if self.begin_log(number, &bytes)? {
+            let count = self.tracks.len();
+            self.round = Some(Round { began_ms: now.mono_ms, old, next: 0, count, rows: 0 });
+        } else {
+            self.fall_behind(now);
+        }
+        Ok(())
+    }
+
+    /// One more chunk of the round ends, if enough rows have come, or memory is at its bound again.
+    fn go_on(&mut self, now: Stamp) -> Result<(), Error> {
+        let is_much = self.is_much();
+        let is_turn = |round: &&mut Round| is_much || round.rows >= ROWS_PER_END;
+        let Some(round) = self.round.as_mut().filter(is_turn) else { return Ok(()) };
+        let open = (round.next..round.count).find(|id| !self.tracks[*id].chunk.is_empty());
+        (round.rows, round.next) = (0, open.map_or(round.count, |id| id + 1));
+        match open {
+            Some(id) if self.end_chunk(id)? => Ok(()),
+            Some(_) => {
+                self.fall_behind(now);
+                Ok(())
+            }
+            None => self.end_round(),
+        }
+    }
+
+    fn end_round(&mut self) -> Result<(), Error> {
+        self.files.sync_chunks()?;
+        let Some(round) = self.round.take() else { return Ok(()) };
+        self.began_ms = Some(round.began_ms);
+        self.shared.retain(|text| Arc::strong_count(text) > 1);
+        self.remove_logs(&round.old)
+    }
+
+    /// `false` when there is no room for it, nor anything to delete.
+    fn end_chunk(&mut self, id: usize) -> Result<bool, Error> {
+        let chunk = &self.tracks[id].chunk;
+        let (meta, body) = (chunk.meta(), chunk.pack(self.settings.level));
+        let body = body.map_err(|e| Error::io("compress a chunk of", &meta.series, e))?;
+        if !self.files.append_chunk(meta, &body)? {
+            return Ok(false);
+        }
+        self.open.take(&self.tracks[id].chunk);
+        self.tracks[id].fresh();
+        Ok(true)
+    }
+
+    /// Ends all chunks at once: they are on disk for good afterwards, as far as there is room.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.round = None;
+        for id in 0..self.tracks.len() {
+            if !self.tracks[id].chunk.is_empty() && !self.end_chunk(id)? {
+                self.fall_behind(self.now.unwrap_or_default());
+                return Ok(());
+            }
+        }
+        self.files.sync_chunks()?;
         self.shared.retain(|text| Arc::strong_count(text) > 1);
         self.began_ms = None;
         self.rewrite_log()
     }
 
-    /// `false` when the disk is full and nothing is left to delete.
-    fn append_chunk(&mut self, meta: Meta, body: &[u8]) -> Result<bool, Error> {
-        if self.current.as_ref().is_some_and(|c| c.bytes >= self.settings.segment_bytes) {
-            self.end_segment()?;
-        }
-        if self.current.is_none() {
-            let number = self.next_segment;
-            let name = FileKind::Segment.name(number);
-            let header = frame::header(FileKind::Segment, number);
-            if !self.append(&name, 0, &header)? {
-                let _ = self.disk.remove(&name);
-                return Ok(false);
-            }
-            self.next_segment = number.saturating_add(1);
-            self.current = Some(Current { name, bytes: header.len() as u64, entries: Vec::new() });
-        }
-        let Some((name, at)) = self.current.as_ref().map(|c| (c.name.clone(), c.bytes)) else { return Ok(false) };
-        let mut frame = Vec::new();
-        frame::put(&mut frame, CHUNK, body);
-        if !self.append(&name, at, &frame)? {
-            return Ok(false);
-        }
-        if let Some(current) = &mut self.current {
-            let bytes = frame.len() as u64;
-            current.entries.push(Entry { file: name.into(), at, bytes, meta });
-            current.bytes += bytes;
-        }
-        Ok(true)
-    }
-
-    fn end_segment(&mut self) -> Result<(), Error> {
-        let Some(mut current) = self.current.take() else { return Ok(()) };
-        let footer = segment::footer(&current.entries, current.bytes);
-        // Without room for its index it is read through instead.
-        let written = self.append(&current.name, current.bytes, &footer);
-        if matches!(written, Ok(true)) {
-            current.bytes += footer.len() as u64;
-        }
-        let newest_ms = current.entries.iter().map(|e| e.meta.wall_max).max().unwrap_or(i64::MIN);
-        let name = current.name.clone();
-        self.kept.push_back(Kept { name: current.name, bytes: current.bytes, newest_ms });
-        written?;
-        self.sync(&name)
-    }
-
     /// A new log with what is in memory, instead of all older ones.
     fn rewrite_log(&mut self) -> Result<(), Error> {
-        let old = segment::numbers(&self.disk, FileKind::Log)?;
-        let number = old.last().map_or(self.log.number, |last| last.saturating_add(1));
-        let mut bytes = frame::header(FileKind::Log, number);
-        (self.log.series, self.log.fields) = (0, 0);
         for id in 0..self.tracks.len() {
             self.remember_fields(id);
         }
-        self.put_names(&mut bytes);
+        let old = segment::numbers(&self.files.disk, FileKind::Log)?;
+        let (number, mut bytes) = self.log_head(&old);
         for (id, track) in self.tracks.iter().enumerate() {
-            for held in track.chunk.state.iter() {
-                frame::put(&mut bytes, log::STATE, &log::state(id, held));
-            }
+            put_states(&mut bytes, id, &track.chunk.state);
             let (mut chunk, mut differ) = (track.chunk.clone(), log::Differ::default());
             chunk.thaw();
             for row in 0..chunk.rows() {
@@ -524,24 +569,41 @@ impl<D: Disk> Writer<D> {
                 frame::put(&mut bytes, log::NOTE, &log::note(id, note));
             }
         }
-        let name = FileKind::Log.name(number);
-        if !self.append(&name, 0, &bytes)? {
+        if !self.begin_log(number, &bytes)? {
             // The old log still has what it had.
-            let _ = self.disk.remove(&name);
-            self.log.behind = true;
+            self.fall_behind(self.now.unwrap_or_default());
             return Ok(());
         }
-        self.sync(&name)?;
+        self.remove_logs(&old)
+    }
+
+    /// The number of a log newer than these, and how it begins: what each number in it stands for.
+    fn log_head(&mut self, old: &[u64]) -> (u64, Vec<u8>) {
+        let number = old.last().map_or(self.log.number, |last| last.saturating_add(1));
+        let mut bytes = frame::header(FileKind::Log, number);
+        (self.log.series, self.log.fields) = (0, 0);
+        self.put_names(&mut bytes);
+        (number, bytes)
+    }
+
+    /// `false` when there is no room for it.
+    fn begin_log(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Error> {
+        let name = FileKind::Log.name(number);
+        if !self.files.append(&name, 0, bytes)? {
+            let _ = self.files.disk.remove(&name);
+            return Ok(false);
+        }
+        self.files.sync(&name)?;
         let (series, fields) = (self.tracks.len(), self.fields.len());
         let synced_ms = self.now.map(|now| now.mono_ms);
         let length = bytes.len() as u64;
         self.tracks.iter_mut().for_each(|track| track.differ = log::Differ::default());
         self.log = Log { number, bytes: length, base: length, series, fields, synced_ms, dirty: false, behind: false };
-        for number in old {
-            let name = FileKind::Log.name(number);
-            self.disk.remove(&name).map_err(|e| Error::io("remove", &name, e))?;
-        }
-        Ok(())
+        Ok(true)
+    }
+
+    fn remove_logs(&mut self, numbers: &[u64]) -> Result<(), Error> {
+        numbers.iter().try_for_each(|number| self.files.remove(&FileKind::Log.name(*number)))
     }
 
     /// Names that came from a log get their ids.
@@ -552,88 +614,30 @@ impl<D: Disk> Writer<D> {
         }
     }
 
-    /// Writes at the end of a file of this length. On a full disk the oldest segment makes room; `false` without one.
-    fn append(&mut self, name: &str, length: u64, bytes: &[u8]) -> Result<bool, Error> {
-        loop {
-            let Err(error) = self.disk.append(name, bytes) else { return Ok(true) };
-            // What cannot be cut off is skipped by readers: it is no whole frame.
-            let _ = self.disk.truncate(name, length);
-            if !is_full(&error) {
-                return Err(Error::io("append to", name, error));
-            }
-            if !self.drop_oldest(name)? {
-                return Ok(false);
-            }
-        }
-    }
-
-    fn sync(&mut self, name: &str) -> Result<(), Error> {
-        loop {
-            let Err(error) = self.disk.sync(name) else { return Ok(()) };
-            if !is_full(&error) || !self.drop_oldest(name)? {
-                return Err(Error::io("sync", name, error));
-            }
-        }
-    }
-
-    /// New seconds are worth more than old ones, so even the segment being written goes, unless it is `needed` now.
-    fn drop_oldest(&mut self, needed: &str) -> Result<bool, Error> {
-        let oldest = self.kept.pop_front().or_else(|| {
-            let current = self.current.take_if(|c| c.name != needed)?;
-            Some(Kept { name: current.name, bytes: current.bytes, newest_ms: 0 })
-        });
-        let Some(oldest) = oldest else { return Ok(false) };
-        self.dropped.segments += 1;
-        self.dropped.bytes += oldest.bytes;
-        self.remove_segment(&oldest.name)?;
-        Ok(true)
-    }
-
-    fn remove_segment(&mut self, name: &str) -> Result<(), Error> {
-        match self.disk.remove(name) {
-            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", name, e)),
-            _ => Ok(()),
-        }
-    }
-
-    fn retain(&mut self, now: Stamp) -> Result<(), Error> {
-        let oldest_ms = self
-            .settings
-            .retain_for
-            .map(|age| now.wall_ms.saturating_sub(i64::try_from(millis(age)).unwrap_or(i64::MAX)));
-        let open = self.current.as_ref().map_or(0, |c| c.bytes);
-        while let Some(first) = self.kept.front() {
-            let bytes = self.kept.iter().map(|k| k.bytes).sum::<u64>() + open;
-            let old = oldest_ms.is_some_and(|ms| first.newest_ms < ms) && now.mono_ms >= self.age_held_until_ms;
-            if !old && self.settings.retain_bytes.is_none_or(|max| bytes <= max) {
-                break;
-            }
-            let name = first.name.clone();
-            self.remove_segment(&name)?;
-            self.kept.pop_front();
-        }
-        Ok(())
+    fn retain(&mut self, now: Stamp) -> Result<u64, Error> {
+        let age = self.settings.retain_for.filter(|_| now.mono_ms >= self.age_held_until_ms);
+        let oldest_ms = age.map(|age| now.wall_ms.saturating_sub(i64::try_from(millis(age)).unwrap_or(i64::MAX)));
+        self.files.retain(oldest_ms, self.settings.retain_bytes)
     }
 
     /// Deletes what is too old or too much now, however recently the clock was set. Returns how many bytes are gone.
     pub fn prune(&mut self, now: Stamp) -> Result<u64, Error> {
-        let bytes = |writer: &Writer<D>| writer.kept.iter().map(|k| k.bytes).sum::<u64>();
-        let before = bytes(self);
         self.age_held_until_ms = 0;
-        self.retain(now)?;
-        Ok(before - bytes(self))
+        self.retain(now)
     }
 
     /// Ends chunks and segment, so that the next reader finds an index. Without it nothing is lost either.
     pub fn close(mut self) -> Result<D, Error> {
         self.flush()?;
-        self.end_segment()?;
-        Ok(self.disk)
+        self.files.end_segment()?;
+        Ok(self.files.disk)
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+fn put_states(out: &mut Vec<u8>, id: usize, texts: &Texts) {
+    for held in texts.iter() {
+        frame::put(out, log::STATE, &log::state(id, held));
+    }
 }
 
 fn within(text: Text, bytes: usize, max: usize) -> Result<(), Error> {
@@ -648,3 +652,7 @@ fn millis(duration: Duration) -> u64 {
 fn elapsed(since: u64, now: u64) -> u64 {
     now.saturating_sub(since)
 }
+
+#[cfg(test)]
+#[path = "writer_tests.rs"]
+mod tests;
