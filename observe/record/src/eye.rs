@@ -51,6 +51,8 @@ const PATIENCE: u64 = 3_000 * MS;
 const PATIENCE_HUNG: u64 = 60_000 * MS;
 const FIRST_PAUSE: u64 = 200 * MS;
 const LONGEST_PAUSE: u64 = 5_000 * MS;
+/// Newcomers are dialled so far apart: the first row of a node, with all its texts, costs as much as ten others.
+const NEWCOMER_APART: u64 = 10 * MS;
 /// A node that stays away is told again, so that a reader need not look far back.
 const TELL_AGAIN: u64 = TELL_AGAIN_MS * MS;
 /// Of an error that is kept.
@@ -143,6 +145,8 @@ pub struct Eye {
     waiting: Arc<Waiting>,
     pace: Pace,
     closer: Closer,
+    /// When the last newcomer is dialled.
+    last_dial_at: u64,
     /// Told of nodes that owe an answer, where somebody looks at their processes.
     owing: Option<SyncSender<Owing>>,
 }
@@ -158,7 +162,7 @@ impl Eye {
         owing: Option<SyncSender<Owing>>,
     ) -> Eye {
         let (links, by_connection, closer) = (HashMap::new(), HashMap::new(), Closer::default());
-        Eye { options, tls, orders, seen, links, by_connection, waiting, pace, closer, owing }
+        Eye { options, tls, orders, seen, links, by_connection, waiting, pace, closer, last_dial_at: 0, owing }
     }
 
     fn obey(&mut self, io: &mut Io, order: Order) {
@@ -190,10 +194,10 @@ impl Eye {
                     let tick = self.pace.tick_ns();
                     let next_tick = (now_ns() / tick + 1) * tick + node as u64 % GROUPS * (tick / GROUPS);
                     io.timer(next_tick, node as u64);
-                    self.links.insert(
-                        node,
-                        Link::new(*target, peer, next_tick, node as u64 / GROUPS % self.pace.ticks_per_info),
-                    );
+                    self.last_dial_at = now_ns().max(self.last_dial_at + NEWCOMER_APART);
+                    let mut link = Link::new(*target, peer, next_tick, node as u64 / GROUPS % self.pace.ticks_per_info);
+                    link.dial_at = self.last_dial_at;
+                    self.links.insert(node, link);
                 }
             },
         }
