@@ -7,6 +7,7 @@
 //! Left out on purpose: judgement. No threshold stands in this crate.
 #![forbid(unsafe_code)]
 
+mod called;
 mod check;
 mod client_error;
 mod cores;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use unslow_topology::DeploymentKind;
 
+pub use called::Called;
 pub use check::Impossible;
 pub use client_error::{ClientError, ClientErrorKind, ClientLibrary, Multiplexer, ThreadPool};
 pub use cores::{Core, MemoryNode, Reclaims, Speed};

@@ -1,10 +1,12 @@
 //! What was seen of one server.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use unslow_topology::{ClusterView, CommandStat, Info, Role};
 
+use crate::called::{Between, Called, Changed};
 use crate::logged::{KeySize, LargeEntry, SlowEntry};
 use crate::{LaterView, Seen, SlotStat, Standing};
 
@@ -93,6 +95,9 @@ pub struct Node {
     pub open_door: bool,
     /// What we ourselves sent it.
     pub own: Own,
+    /// Nothing that was seen: keeps what rules ask of both samples again and again.
+    #[serde(skip)]
+    pub called: Called,
 }
 
 /// A point of the node's time series.
@@ -429,6 +434,7 @@ impl Node {
             sockets: Seen::default(),
             open_door: false,
             own: Own::default(),
+            called: Called::default(),
         }
     }
 
@@ -475,19 +481,24 @@ impl Node {
 
     /// Calls and microseconds of every command in the window, our own calls included.
     pub fn commands(&self) -> BTreeMap<String, CommandStat> {
-        let (Some(first), Some(last)) = (&self.first, &self.last) else { return BTreeMap::new() };
-        called(first, last).map(|(name, stat)| (name.to_string(), stat)).collect()
+        let between = self.between();
+        let changed = between.iter().flat_map(|between| &between.changed);
+        changed.filter_map(|row| Some((row.name.clone(), row.grown()?))).collect()
+    }
+
+    fn between(&self) -> Option<Arc<Between>> {
+        Some(self.called.between(&self.first.as_ref()?.info, &self.last.as_ref()?.info))
     }
 
     /// Calls that were refused before they were executed, and calls that were executed and failed, in the window (6.2+;
     /// `None` before). Ours are among them.
     pub fn refused_and_failed(&self) -> Option<(u64, u64)> {
-        let (first, last) = (self.first.as_ref()?, self.last.as_ref()?);
+        let between = self.between()?;
         (self.level() >= (6, 2)).then_some(())?;
-        let changed = last.info.command_stats_since(&first.info);
-        Some(changed.fold((0, 0), |(rejected, failed): (u64, u64), (_, before, after)| {
-            let refused = after.rejected.saturating_sub(before.rejected);
-            (rejected.saturating_add(refused), failed.saturating_add(after.failed.saturating_sub(before.failed)))
+        Some(between.changed.iter().fold((0, 0), |(rejected, failed): (u64, u64), row| {
+            let refused = row.after.rejected.saturating_sub(row.before.rejected);
+            let ended = row.after.failed.saturating_sub(row.before.failed);
+            (rejected.saturating_add(refused), failed.saturating_add(ended))
         }))
     }
 
@@ -516,17 +527,10 @@ impl Node {
         all
     }
 
-    /// Whether counters of commands were reset in the window (a restart, CONFIG RESETSTAT): then they tell nothing.
-    fn was_reset(&self) -> bool {
-        let (Some(first), Some(last)) = (&self.first, &self.last) else { return false };
-        // A line that is missing from the later INFO counts as zero calls.
-        first.info.command_stats_since(&last.info).any(|(_, after, before)| after.calls < before.calls)
-    }
-
     /// Commands of an application per second; none where they were not counted, or the counters were reset.
     pub fn application_ops(&self) -> Option<f64> {
-        (self.window_s > 0.0 && self.first.is_some() && self.last.is_some() && !self.was_reset())
-            .then(|| self.application_commands().values().map(|s| s.calls as f64).sum::<f64>() / self.window_s)
+        self.between().filter(|between| self.window_s > 0.0 && !between.is_reset)?;
+        Some(self.application_commands().values().map(|s| s.calls as f64).sum::<f64>() / self.window_s)
     }
 
     /// Errors by code word in the window (6.2+), without those that were answers to us.
@@ -551,9 +555,10 @@ impl Node {
 
     /// Share of one core inside commands, ours included, by the server's own clock.
     pub fn inside_share(&self) -> Option<f64> {
-        let last = self.last.as_ref().filter(|_| self.window_s > 0.0)?;
-        let us = self.first.iter().flat_map(|first| called(first, last)).map(|(_, stat)| stat.usec as f64);
-        Some(us.sum::<f64>() / 1e6 / self.window_s)
+        self.last.as_ref().filter(|_| self.window_s > 0.0)?;
+        let between = self.between();
+        let grown = between.iter().flat_map(|between| &between.changed).filter_map(Changed::grown);
+        Some(grown.map(|stat| stat.usec as f64).sum::<f64>() / 1e6 / self.window_s)
     }
 
     /// Commands processed in the window, ours taken off.
@@ -608,17 +613,6 @@ impl Node {
     pub fn is_master(&self) -> bool {
         self.info().and_then(Info::role).map_or(self.role == Role::Master, |r| r == "master")
     }
-}
-
-/// Commands that were called between two INFOs. One whose counters went back is not among them.
-fn called<'a>(first: &'a Sample, last: &'a Sample) -> impl Iterator<Item = (&'a str, CommandStat)> {
-    last.info.command_stats_since(&first.info).filter_map(|(name, then, after)| {
-        let calls = after.calls.checked_sub(then.calls)?;
-        let usec = after.usec.checked_sub(then.usec)?;
-        let rejected = after.rejected.checked_sub(then.rejected)?;
-        let failed = after.failed.checked_sub(then.failed)?;
-        (calls > 0).then_some((name, CommandStat { calls, usec, rejected, failed }))
-    })
 }
 
 /// Whether a command, as commandstats names it, keeps a deployment going or looks at it, and does nothing for an

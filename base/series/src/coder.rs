@@ -36,12 +36,12 @@ impl Odds {
 
     #[inline(always)]
     fn learn(&mut self, bit: bool) {
-        let step = STEPS[usize::from(self.seen)];
+        let step = STEPS[usize::from(self.seen) % STEPS.len()];
         self.seen = (self.seen + 1).min(STEPS.len() as u8 - 1);
-        match bit {
-            true => self.set += (u16::MAX - self.set) >> step,
-            false => self.set -= self.set >> step,
-        }
+        // Without a branch, as the bit cannot be foretold: `u16::MAX - set` is `!set`.
+        let unless = u16::from(bit).wrapping_sub(1);
+        let other = !(self.set ^ unless);
+        self.set = !((other - (other >> step)) ^ unless);
     }
 }
 
@@ -77,11 +77,12 @@ impl Interval {
         self.low + ((self.high - self.low) >> 1)
     }
 
+    /// Without a branch, as the bit cannot be foretold.
+    #[inline(always)]
     fn keep(&mut self, middle: u32, bit: bool) {
-        match bit {
-            true => self.high = middle,
-            false => self.low = middle + 1,
-        }
+        let unless = u32::from(bit).wrapping_sub(1);
+        self.high = (middle & !unless) | (self.high & unless);
+        self.low = (middle.wrapping_add(1) & unless) | (self.low & !unless);
     }
 
     /// The first byte, if all that is left begins with it; it is taken off.

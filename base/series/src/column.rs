@@ -194,11 +194,11 @@ impl Column {
         let count = column.decode_presence(bytes, sizes)?;
         sizes.take(count)?;
         let read = match kind {
-            Kind::Float => Read::Words(pack::floats(bytes, count)?),
+            Kind::Float => Read::Words(Words::of(pack::floats(bytes, count)?)),
             Kind::Int | Kind::Counter => pack::words(bytes, count)?,
         };
         match read {
-            Read::Words(words) => column.words = Words::of(words),
+            Read::Words(words) => column.words = words,
             Read::Late(late) => {
                 let depth = |column: &Column| column.coded.as_ref().map_or(0, |coded| coded.depth);
                 let others = match late.by {

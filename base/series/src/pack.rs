@@ -2,7 +2,7 @@
 
 use crate::coder;
 use crate::wire::{Cursor, put_varint, unzigzag, zigzag};
-use crate::words::{Tokens, token};
+use crate::words::{Tokens, Words, token};
 
 /// A chunk that is written: what is compressed afterwards, and what is as small as it gets.
 #[derive(Default)]
@@ -216,7 +216,7 @@ impl Late {
 
 /// Numbers that were read, or that may be.
 pub enum Read {
-    Words(Vec<u64>),
+    Words(Words),
     Late(Late),
 }
 
@@ -224,7 +224,7 @@ impl Read {
     /// Of columns that are told by nothing else.
     pub fn alone(self) -> Option<Vec<u64>> {
         match self {
-            Read::Words(words) => Some(words),
+            Read::Words(words) => Some(words.all().into_owned()),
             Read::Late(late) if late.by == By::Nothing => late.words([&[]; 2]),
             Read::Late(_) => None,
         }
@@ -249,10 +249,29 @@ pub fn words(bytes: &mut Packed<'_>, count: usize) -> Option<Read> {
     if by != By::Nothing {
         return None;
     }
+    if let Some(constant) = constant(&mut bytes.plain, expected, count) {
+        return Some(Read::Words(constant));
+    }
     let mut zeros = 0;
     let all = (0..count).map(|_| token(&mut bytes.plain, &mut zeros).map(unzigzag));
     let words = sums(all, expected, [&[]; 2])?;
-    (zeros == 0).then_some(Read::Words(words))
+    (zeros == 0).then_some(Read::Words(Words::of(words)))
+}
+
+/// So many of one number: hundreds of columns of each chunk never change, and need not be gone through row by row.
+fn constant(bytes: &mut Cursor<'_>, expected: Expected, count: usize) -> Option<Words> {
+    let mut ahead = *bytes;
+    let mut zeros = 0;
+    let first = token(&mut ahead, &mut zeros).filter(|_| expected == Expected::Same)?;
+    let rest = count.checked_sub(1)? as u64;
+    if first != 0 && rest > 0 {
+        token(&mut ahead, &mut zeros).filter(|second| *second == 0)?;
+        zeros = zeros.checked_add(1)?;
+    }
+    (zeros == rest).then(|| {
+        *bytes = ahead;
+        Words::Constant(unzigzag(first) as u64, count)
+    })
 }
 
 /// Passes over so many numbers.
@@ -347,7 +366,7 @@ mod tests {
 
     fn words_by(out: &Packing, count: usize, others: [&[u64]; 2]) -> Option<Vec<u64>> {
         back(out, |packed| match words(packed, count)? {
-            Read::Words(words) => Some(words),
+            Read::Words(words) => Some(words.all().into_owned()),
             Read::Late(late) => late.words(others),
         })
     }
@@ -359,6 +378,31 @@ mod tests {
         assert_eq!(put_words(&mut out, &all, Others::default()), None);
         assert!(out.plain.len() < 16 && out.coded.is_empty(), "{} bytes", out.plain.len());
         assert_eq!(words_by(&out, all.len(), [&[]; 2]), Some(all));
+    }
+
+    #[test]
+    fn a_constant_is_read_as_one_and_nothing_else_is() {
+        for (all, is_constant) in [
+            (vec![0; 3600], true),
+            (vec![9; 3600], true),
+            (vec![u64::MAX], true),
+            (vec![0], true),
+            (vec![0, 0, 7], false),
+            (vec![7, 7, 0, 0], false),
+            (vec![0, 7, 7, 7], false),
+            (vec![7, 14, 21, 28], false),
+        ] {
+            let mut out = Packing::default();
+            put_words(&mut out, &all, Others::default());
+            let found = constant(&mut Cursor::new(&out.plain[1..]), Expected::Same, all.len());
+            assert_eq!(found.is_some(), is_constant, "{all:?}");
+            assert_eq!(words_by(&out, all.len(), [&[]; 2]), Some(all));
+        }
+        // A run that is longer than the column.
+        let mut longer = Packing { plain: vec![Expected::Same as u8, 14, 0, 9], coded: Vec::new() };
+        assert_eq!(words_by(&longer, 10, [&[]; 2]), None);
+        longer.plain[3] = 8;
+        assert_eq!(words_by(&longer, 10, [&[]; 2]), Some(vec![7; 10]));
     }
 
     #[test]

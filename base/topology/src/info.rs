@@ -80,6 +80,16 @@ impl Info {
         self.prefixed("cmdstat_").map(|(name, v)| (name, CommandStat::of(v))).collect()
     }
 
+    /// One of [`Info::command_stats`].
+    pub fn command_stat(&self, name: &str) -> Option<CommandStat> {
+        self.get(&format!("cmdstat_{name}")).map(CommandStat::of)
+    }
+
+    /// Whether it has the section: not every user may read it, and INFO of one section has no other.
+    pub fn has_command_stats(&self) -> bool {
+        self.prefixed("cmdstat_").next().is_some()
+    }
+
     /// Those whose line is another than in an earlier INFO, with what it was then.
     pub fn command_stats_since<'a>(
         &'a self,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use unslow_facts::{Facts, Gap, Lack, Node, SlowEntry};
-use unslow_topology::CommandStat;
+use unslow_topology::{CommandStat, Info};
 use unslow_units::{time_rough_s, time_us};
 
 mod between;
@@ -35,9 +35,10 @@ pub struct Spent {
 /// Whether a command, as commandstats names it, is one of `names`. A name without `|` also matches its sub-commands,
 /// unless `=` stands before it.
 pub fn is_one_of(names: &[&str], command: &str) -> bool {
+    let whole = command.split_once('|').map_or(command, |(whole, _)| whole);
     names.iter().any(|n| match n.strip_prefix('=') {
         Some(exact) => exact == command,
-        None => *n == command || (!n.contains('|') && command.split('|').next() == Some(n)),
+        None => *n == command || *n == whole,
     })
 }
 
@@ -62,14 +63,14 @@ pub fn spent(node: &Node, names: &[&str]) -> Spent {
 /// window.
 pub fn absent_by_commandstats(facts: &Facts, what: &str, text: String) -> crate::Verdict {
     let counted = |node: &Node| {
-        let total = |info: &unslow_topology::Info| info.number("total_commands_processed").unwrap_or(0.0);
+        let total = |info: &Info| info.number("total_commands_processed").unwrap_or(0.0);
         let (Some(first), Some(last)) = (&node.first, &node.last) else { return false };
-        !last.info.command_stats().is_empty() && total(&last.info) >= total(&first.info)
+        last.info.has_command_stats() && total(&last.info) >= total(&first.info)
     };
     if facts.live().any(counted) {
         return crate::Verdict::Absent(text);
     }
-    if facts.live().any(|n| n.info().is_some_and(|i| !i.command_stats().is_empty())) {
+    if facts.live().any(|n| n.info().is_some_and(Info::has_command_stats)) {
         let why = format!("{what}: the counters were reset in the window");
         return crate::Verdict::unknown(Lack::Time, why, "run again");
     }
@@ -178,8 +179,8 @@ fn own_denied(node: &Node) -> u64 {
 /// calls, so `Node::commands` leaves it out.
 fn grown(node: &Node, names: &[&str], of: fn(&CommandStat) -> u64) -> u64 {
     let (Some(first), Some(last)) = (&node.first, &node.last) else { return 0 };
-    let (before, after) = (first.info.command_stats(), last.info.command_stats());
-    let growth = |name: &&str| after.get(name).map_or(0, of).saturating_sub(before.get(name).map_or(0, of));
+    let count = |info: &Info, name: &str| info.command_stat(name).as_ref().map_or(0, of);
+    let growth = |name: &&str| count(&last.info, name).saturating_sub(count(&first.info, name));
     names.iter().map(growth).fold(0, u64::saturating_add)
 }
 

@@ -104,7 +104,7 @@ impl Churn {
 fn copies_asked(node: &Node) -> f64 {
     let (Some(first), Some(last)) = (&node.first, &node.last) else { return 0.0 };
     let asked = |info: &unslow_topology::Info| {
-        info.command_stats().get("psync").map_or(0.0, |stat| stat.calls as f64 + stat.rejected as f64)
+        info.command_stat("psync").map_or(0.0, |stat| stat.calls as f64 + stat.rejected as f64)
     };
     (asked(&last.info) - asked(&first.info)).max(0.0)
 }

@@ -179,9 +179,7 @@ fn absent(facts: &Facts, all: &[Failing<'_>]) -> Verdict {
 /// The commands that were refused or failed most often, as a person writes them, with both counts.
 pub(super) fn worst_commands(node: &Node) -> Vec<(String, u64, u64)> {
     let (Some(first), Some(last)) = (&node.first, &node.last) else { return Vec::new() };
-    let before = first.info.command_stats();
-    let rows = last.info.command_stats().into_iter().filter_map(|(name, after)| {
-        let then = before.get(name).copied().unwrap_or_default();
+    let rows = last.info.command_stats_since(&first.info).filter_map(|(name, then, after)| {
         let refused = after.rejected.saturating_sub(then.rejected);
         let failed = after.failed.saturating_sub(then.failed);
         (refused > 0 || failed > 0).then(|| (name.to_uppercase().replace('|', " "), refused, failed))

@@ -82,7 +82,7 @@ fn elected(node: &Node) -> bool {
     // What it had replicated before stays as a second history when a replica becomes master.
     let promoted = node.is_master() && node.number("second_repl_offset").is_some_and(|o| o > 0.0);
     let failure = counter(node, "fail_sent").max(counter(node, "fail_received")) > 0.0;
-    let asked_for = node.info().is_some_and(|i| i.command_stats().contains_key("cluster|failover"));
+    let asked_for = node.info().is_some_and(|i| i.command_stat("cluster|failover").is_some());
     promoted && failure && counter(node, "auth-ack_received") > 0.0 && !asked_for
 }
 

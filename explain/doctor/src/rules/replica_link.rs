@@ -2,6 +2,7 @@
 //! several rules need this. `DESIGN.md` has the table of what tells the causes apart.
 
 use unslow_facts::{Facts, Node};
+use unslow_topology::Info;
 
 use super::peers;
 use super::slow_subscriber::{Limit, output_limit};
@@ -286,12 +287,9 @@ fn login(master: &Node) -> Option<Why> {
     let errors = master.errors();
     let often = |word: &str| errors.get(word).copied().filter(|n| *n as f64 >= ATTEMPTS_PER_S * master.window_s);
     let (first, last) = (master.first.as_ref()?, master.last.as_ref()?);
-    let (before, after) = (first.info.command_stats(), last.info.command_stats());
     let refused = |name: &str| {
-        let count = |all: &std::collections::BTreeMap<&str, unslow_topology::CommandStat>| {
-            all.get(name).map_or(0, |s| s.rejected.saturating_add(s.failed))
-        };
-        count(&after) > count(&before)
+        let count = |info: &Info| info.command_stat(name).map_or(0, |s| s.rejected.saturating_add(s.failed));
+        count(&last.info) > count(&first.info)
     };
     let own = ["psync", "sync", "replconf"].iter().any(|name| refused(name));
     for word in ["NOAUTH", "NOPERM"] {

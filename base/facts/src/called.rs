@@ -1,0 +1,98 @@
+//! Which commands a server was called for in a window. Dozens of rules ask, and to tell takes the reading of hundreds
+//! of lines, so it is worked out once.
+
+use std::fmt::{Debug, Formatter};
+use std::sync::{Arc, OnceLock};
+
+use unslow_topology::{CommandStat, Info};
+
+/// A command whose line is not the same in both INFOs.
+#[derive(Debug)]
+pub(crate) struct Changed {
+    pub name: String,
+    pub before: CommandStat,
+    pub after: CommandStat,
+}
+
+impl Changed {
+    /// What was called in between; `None` where nothing was, or a counter went back.
+    pub fn grown(&self) -> Option<CommandStat> {
+        let (before, after) = (self.before, self.after);
+        let calls = after.calls.checked_sub(before.calls).filter(|calls| *calls > 0)?;
+        let usec = after.usec.checked_sub(before.usec)?;
+        let rejected = after.rejected.checked_sub(before.rejected)?;
+        let failed = after.failed.checked_sub(before.failed)?;
+        Some(CommandStat { calls, usec, rejected, failed })
+    }
+}
+
+/// The difference of two INFOs.
+pub(crate) struct Between {
+    first: Info,
+    last: Info,
+    /// Those that the later INFO has.
+    pub changed: Vec<Changed>,
+    /// Whether counters were reset (a restart, CONFIG RESETSTAT): then they tell nothing.
+    pub is_reset: bool,
+}
+
+impl Between {
+    fn of(first: &Info, last: &Info) -> Between {
+        let rows = last.command_stats_since(first);
+        let changed = rows.map(|(name, before, after)| Changed { name: name.to_string(), before, after }).collect();
+        // A line that is missing from the later INFO counts as zero calls.
+        let is_reset = first.command_stats_since(last).any(|(_, after, before)| after.calls < before.calls);
+        Between { first: first.clone(), last: last.clone(), changed, is_reset }
+    }
+
+    /// Whether it is of these two. As it holds both, no other text can be where theirs is.
+    fn is_of(&self, first: &Info, last: &Info) -> bool {
+        self.first.0.is_shared_with(&first.0) && self.last.0.is_shared_with(&last.0)
+    }
+}
+
+/// A node's: no part of what is known of it.
+#[derive(Clone, Default)]
+pub struct Called(OnceLock<Arc<Between>>);
+
+impl Called {
+    pub(crate) fn between(&self, first: &Info, last: &Info) -> Arc<Between> {
+        let known = self.0.get_or_init(|| Arc::new(Between::of(first, last)));
+        match known.is_of(first, last) {
+            true => known.clone(),
+            // The node was given others since.
+            false => Arc::new(Between::of(first, last)),
+        }
+    }
+}
+
+impl PartialEq for Called {
+    fn eq(&self, _: &Called) -> bool {
+        true
+    }
+}
+
+impl Debug for Called {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Called")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_is_given_later_counts() {
+        let info = |calls: u64| Info::parse(&format!("cmdstat_get:calls={calls},usec=9\n"));
+        let calls = |between: &Between| between.changed.iter().map(|row| row.after.calls).collect::<Vec<_>>();
+        let (called, first, mut last) = (Called::default(), info(1), info(5));
+        assert_eq!(calls(&called.between(&first, &last)), [5]);
+        let other = info(7);
+        assert_eq!(calls(&called.between(&first, &other)), [7]);
+        last.0.insert("cmdstat_get".into(), "calls=9,usec=9".into());
+        assert_eq!(calls(&called.between(&first, &last)), [9], "the same INFO, changed since");
+        assert!(called.between(&last, &first).is_reset);
+        assert!(!called.between(&first, &last).is_reset);
+    }
+}
