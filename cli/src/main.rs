@@ -11,6 +11,7 @@ mod demo;
 mod doctor;
 mod drill;
 mod engine;
+mod exchange;
 mod explain;
 mod fail_on;
 mod files;
@@ -112,6 +113,13 @@ fn main() -> ExitCode {
         && let Some(e) = lab.run_alone()
     {
         eprintln!("unslow: {}", doctor::text::clean_lines(&format!("{e:#}")));
+        return ExitCode::from(2);
+    }
+    if let Some(exchange) = arguments.output.exchange()
+        && !matches!(arguments.verb, Verb::Doctor(_) | Verb::Incidents(_))
+    {
+        let format = format!("{exchange:?}").to_lowercase();
+        eprintln!("unslow: --format {format} is for doctor and incidents; everything else prints text or json");
         return ExitCode::from(2);
     }
     let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());

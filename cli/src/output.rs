@@ -15,6 +15,20 @@ use serde::Serialize;
 pub enum Format {
     Text,
     Json,
+    /// doctor, incidents: JUnit XML, for CI servers
+    Junit,
+    /// doctor, incidents: SARIF 2.1.0, for code scanning
+    Sarif,
+    /// doctor, incidents: Prometheus' text format
+    Prometheus,
+}
+
+/// Formats that other tools read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    Junit,
+    Sarif,
+    Prometheus,
 }
 
 #[derive(Args)]
@@ -44,7 +58,7 @@ pub mod style {
 impl Output {
     /// Settles colours once: `NO_COLOR`, pipes and dumb terminals get none.
     pub fn apply(&self) {
-        if self.format == Format::Json {
+        if self.format != Format::Text {
             anstream::ColorChoice::Never.write_global();
         }
     }
@@ -53,10 +67,24 @@ impl Output {
         self.format == Format::Json
     }
 
+    /// The format of another tool, where one was asked for.
+    pub fn exchange(&self) -> Option<Exchange> {
+        match self.format {
+            Format::Text | Format::Json => None,
+            Format::Junit => Some(Exchange::Junit),
+            Format::Sarif => Some(Exchange::Sarif),
+            Format::Prometheus => Some(Exchange::Prometheus),
+        }
+    }
+
+    /// A whole document, as it is.
+    pub fn print_document(&self, text: &str) -> anyhow::Result<()> {
+        written(std::io::stdout().lock().write_all(text.as_bytes()))
+    }
+
     /// One JSON document and a new line.
     pub fn print_json(&self, value: &impl Serialize) -> anyhow::Result<()> {
-        let text = serde_json::to_string_pretty(value)? + "\n";
-        written(std::io::stdout().lock().write_all(text.as_bytes()))
+        self.print_document(&(serde_json::to_string_pretty(value)? + "\n"))
     }
 
     /// Text, with colours where they are wanted.

@@ -26,7 +26,7 @@ pub fn print(version: &str, named: Option<Target>, reach: &Reach, output: &Outpu
     };
     let rule = acl_rule(server, sentinel);
     if output.json() {
-        super::print_owed(output, &json!({ "schema": "unslow.acl/1", "rule": rule }))?;
+        super::print_owed(|_| output.print_json(&json!({ "schema": "unslow.acl/1", "rule": rule })))?;
     } else if let Some(rule) = &rule {
         output.print(&format!("{rule}\n"))?;
     }

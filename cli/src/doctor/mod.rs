@@ -1,6 +1,6 @@
 //! `unslow doctor`: discover, look, judge, report.
 //!
-//! Whatever happens, `--format json` prints one document: a report, or one that says what failed.
+//! Whatever happens, every format but text prints one document: a report, or one that says what failed.
 
 mod acl;
 mod given;
@@ -13,8 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use clap::Args;
-use serde::Serialize;
+use clap::{Args, ValueEnum};
 use unslow_client::{Error, ErrorKind, Options, Target, discover};
 use unslow_doctor::{Change, Conclusion, Report, Severity, When, diagnose, diagnose_but, diff};
 use unslow_facts::{Facts, Host};
@@ -26,7 +25,7 @@ use crate::fail_on::FailOn;
 use crate::output::{Format, Output, style};
 use crate::reach::Reach;
 use crate::server::Server;
-use crate::{explain, files, fix_plan, incidents, silences, typed};
+use crate::{exchange, explain, files, fix_plan, incidents, silences, typed};
 
 #[derive(Args)]
 #[command(
@@ -121,14 +120,20 @@ fn rule_name(text: &str) -> Result<String, explain::UnknownRule> {
     explain::rule(text).map(|rule| rule.id.to_string())
 }
 
-/// The URL of a run that has yet to print its JSON document.
-static OWED: Mutex<Option<String>> = Mutex::new(None);
+/// A document that a run has yet to print.
+struct Owed {
+    url: String,
+    format: Format,
+    least: Option<Severity>,
+}
+
+static OWED: Mutex<Option<Owed>> = Mutex::new(None);
 
 fn locked<T>(what: &'static Mutex<T>) -> MutexGuard<'static, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Prints the JSON document that is still owed, if any, saying what failed.
+/// Prints the document that is still owed, if any, saying what failed.
 pub fn fail_document(why: &str) {
     let begun = Instant::now();
     let mut owed = loop {
@@ -140,30 +145,39 @@ pub fn fail_document(why: &str) {
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
         }
     };
-    if let Some(url) = owed.take() {
-        print_failed(&url, why);
+    if let Some(owed) = owed.take() {
+        print_failed(owed, why);
     }
 }
 
 /// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
 pub fn refuse(error: &clap::Error, words: &[String]) {
-    let json =
-        words.windows(2).any(|w| w[0] == "--format" && w[1] == "json") || words.iter().any(|w| w == "--format=json");
-    if error.use_stderr() && json && words.iter().any(|w| w == "doctor") {
+    let apart = words.windows(2).find(|w| w[0] == "--format").map(|w| w[1].as_str());
+    let named = apart.or_else(|| words.iter().find_map(|w| w.strip_prefix("--format=")));
+    let format = named.and_then(|name| Format::from_str(name, false).ok()).filter(|format| *format != Format::Text);
+    if let Some(format) = format.filter(|_| error.use_stderr() && words.iter().any(|w| w == "doctor")) {
         // The kind alone: the message repeats words of the command line, and a password may be among them.
-        print_failed("", &format!("invalid command line: {}", error.kind()));
+        let owed = Owed { url: String::new(), format, least: FailOn::Low.least() };
+        print_failed(owed, &format!("invalid command line: {}", error.kind()));
     }
 }
 
-/// Prints the JSON document that is owed. After a signal that printed one there is none: two would be no JSON.
-fn print_owed(output: &Output, document: &impl Serialize) -> anyhow::Result<()> {
+/// Prints the document that is owed. After a signal that printed one there is none: two would be no document.
+fn print_owed(print: impl FnOnce(&Owed) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut owed = locked(&OWED);
-    if owed.take().is_some() { output.print_json(document) } else { Ok(()) }
+    owed.take().map_or(Ok(()), |owed| print(&owed))
 }
 
-fn print_failed(url: &str, why: &str) {
-    let output = Output { format: Format::Json, quiet: true, verbose: false };
-    let _ = output.print_json(&Report::failed(url, now_ms(), why));
+fn print_document(owed: &Owed, report: &Report) -> anyhow::Result<()> {
+    let output = Output { format: owed.format, quiet: true, verbose: false };
+    match output.exchange() {
+        Some(format) => output.print_document(&exchange::report(format, report, owed.least)?),
+        None => output.print_json(report),
+    }
+}
+
+fn print_failed(owed: Owed, why: &str) {
+    let _ = print_document(&owed, &Report::failed(&owed.url, now_ms(), why));
 }
 
 fn now_ms() -> u64 {
@@ -177,13 +191,13 @@ fn open_window() -> Guard {
 
 impl Doctor {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        if output.json() {
+        if output.format != Format::Text {
             let url = match self.urls.first() {
                 Some(url) => without_password(url),
                 None if self.server.is_named() => self.first().map_or_else(|_| String::new(), |target| target.url()),
                 None => String::new(),
             };
-            *locked(&OWED) = Some(url);
+            *locked(&OWED) = Some(Owed { url, format: output.format, least: self.least() });
         }
         let result = self.run_checked(output);
         if let Err(e) = &result {
@@ -194,11 +208,16 @@ impl Doctor {
 
     fn run_checked(&self, output: &Output) -> anyhow::Result<u8> {
         if let Some(version) = &self.print_acl {
+            if output.exchange().is_some() {
+                bail!("--print-acl prints text or json");
+            }
             let named = (!self.urls.is_empty() || self.server.is_named()).then(|| self.first()).transpose()?;
             return acl::print(version, named, &self.reach, output);
         }
-        if self.fix_plan && output.json() {
-            bail!("--fix-plan prints a script; for JSON, omit it: --format json has the remedies too");
+        if self.fix_plan && output.format != Format::Text {
+            bail!(
+                "--fix-plan prints a script; for a document, omit it: all formats but prometheus have the remedies too"
+            );
         }
         // Whatever can be wrong with files is wrong before the window, not after it.
         let before = self.diff.as_deref().map(earlier).transpose()?;
@@ -231,6 +250,14 @@ impl Doctor {
         Ok(if lost.is_empty() { exit_status(&report, self.fail_on) } else { 2 })
     }
 
+    /// The lowest severity that fails a test, as it does the exit status.
+    fn least(&self) -> Option<Severity> {
+        match self.fail_on {
+            None if !self.only.is_empty() => Some(Severity::Risk),
+            asked => asked.unwrap_or(FailOn::Low).least(),
+        }
+    }
+
     fn check_paths(&self) -> anyhow::Result<()> {
         if self.save.is_some() && self.save == self.html {
             bail!("--save and --html name the same file");
@@ -258,8 +285,8 @@ impl Doctor {
         if self.fix_plan {
             return output.print(&fix_plan::script(report));
         }
-        if output.json() {
-            return print_owed(output, report);
+        if output.format != Format::Text {
+            return print_owed(|owed| print_document(owed, report));
         }
         output.print(&text::report(report, output.verbose))
     }
@@ -416,7 +443,7 @@ fn compare(before: &Report, report: &Report, output: &Output) -> anyhow::Result<
             line.after.map(clean).map(|a| if was.is_empty() { a } else { format!("{was}  ->  {a}") }).unwrap_or(was);
         // With JSON on stdout the comparison is for the person.
         let text = format!("{mark}{how:>5}{mark:#}  {}: {now}\n", clean(line.id));
-        if output.json() {
+        if output.format != Format::Text {
             output.note(text.trim_end());
         } else {
             output.print(&text)?;
@@ -493,13 +520,7 @@ mod tests {
     #[test]
     fn a_document_that_a_signal_has_printed_is_not_printed_again() {
         *locked(&OWED) = None;
-        struct NotPrinted;
-        impl Serialize for NotPrinted {
-            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-                panic!("a second document")
-            }
-        }
-        print_owed(&Output { format: Format::Json, quiet: true, verbose: false }, &NotPrinted).unwrap();
+        print_owed(|_| panic!("a second document")).unwrap();
     }
 
     #[test]

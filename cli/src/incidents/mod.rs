@@ -18,6 +18,7 @@ use unslow_doctor::{
 use unslow_record::Tape;
 use unslow_units::count;
 
+use crate::exchange;
 use crate::fail_on::FailOn;
 use crate::output::Output;
 use crate::typed::{lasting, retention};
@@ -75,12 +76,14 @@ impl IncidentsArguments {
             files::write(path, &page::render(&found)?)?;
             output.note(&format!("page in {}", path.display()));
         }
-        if output.json() {
+        let least = self.fail_on.least();
+        if let Some(format) = output.exchange() {
+            output.print_document(&exchange::incidents(format, &found, least)?)?;
+        } else if output.json() {
             output.print_json(&found)?;
         } else {
             output.print(&text::text(&found, &self.dir))?;
         }
-        let least = self.fail_on.least();
         let fails = |severity: Severity| least.is_some_and(|least| severity >= least);
         Ok(u8::from(found.incidents.iter().any(|i| fails(i.severity))))
     }

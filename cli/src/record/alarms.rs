@@ -13,6 +13,7 @@ use unslow_record::{Progress, Recorder, Tape, TapeError};
 use unslow_status::{Exposition, Labels, NotReady, Status};
 
 use super::notify::{self, Notifier};
+use crate::exchange;
 use crate::fail_on::FailOn;
 use crate::silences;
 use crate::when::local_time;
@@ -75,14 +76,7 @@ impl Status for Board {
             for (name, help, figure) in figures {
                 out.gauges(name, help, nodes().filter_map(|(f, n)| Some((labels(f, &n.address), figure(n)?))));
             }
-            let findings = seen.findings.iter().flat_map(|finding| {
-                let severity = format!("{:?}", finding.severity_now()).to_lowercase();
-                finding.subjects.iter().map(move |subject| {
-                    let labels =
-                        vec![("id", finding.id.clone()), ("severity", severity.clone()), ("subject", subject.clone())];
-                    (labels, 1)
-                })
-            });
+            let findings = exchange::findings(seen.findings.iter());
             out.gauges("finding", "What the last minute is diagnosed as.", findings);
             let silenced = seen.silenced.iter().map(|silenced| (vec![("id", silenced.id.clone())], 1));
             out.gauges("silenced", "Findings of the last minute that are silenced.", silenced);

@@ -91,6 +91,9 @@ pub struct Looked {
     pub could: u32,
     /// The others.
     pub could_not: Vec<String>,
+    /// What these look for is not there.
+    #[serde(default)]
+    pub absent: Vec<String>,
 }
 
 /// What became of one rule.
@@ -307,8 +310,9 @@ impl CannotSee {
 
 fn looked(answers: &[Answer]) -> Looked {
     let about: Vec<&Answer> = answers.iter().filter(|a| a.answer != Answered::NotHere).collect();
-    let could_not: Vec<String> = about.iter().filter(|a| a.answer == Answered::Unknown).map(|a| a.id.clone()).collect();
-    Looked { rules: about.len() as u32, could: (about.len() - could_not.len()) as u32, could_not }
+    let those = |answer| about.iter().filter(|a| a.answer == answer).map(|a| a.id.clone()).collect::<Vec<String>>();
+    let (could_not, absent) = (those(Answered::Unknown), those(Answered::Absent));
+    Looked { rules: about.len() as u32, could: (about.len() - could_not.len()) as u32, could_not, absent }
 }
 
 /// So many of a server's sources denied to this user, or out of reach since it answered too slowly, leave the doctor
