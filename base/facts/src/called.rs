@@ -1,6 +1,7 @@
 //! Which commands a server was called for in a window. Dozens of rules ask, and to tell takes the reading of hundreds
 //! of lines, so it is worked out once.
 
+use std::collections::BTreeMap;
 use std::fmt::{Debug, Formatter};
 use std::sync::{Arc, OnceLock};
 
@@ -45,23 +46,69 @@ impl Between {
         Between { first: first.clone(), last: last.clone(), changed, is_reset }
     }
 
+    /// Calls and microseconds of each command.
+    pub fn commands(&self) -> BTreeMap<String, CommandStat> {
+        self.changed.iter().filter_map(|row| Some((row.name.clone(), row.grown()?))).collect()
+    }
+
     /// Whether it is of these two. As it holds both, no other text can be where theirs is.
     fn is_of(&self, first: &Info, last: &Info) -> bool {
         self.first.0.is_shared_with(&first.0) && self.last.0.is_shared_with(&last.0)
     }
 }
 
+/// Commands without ours.
+struct Foreign {
+    between: Arc<Between>,
+    own: BTreeMap<String, u64>,
+    commands: Arc<BTreeMap<String, CommandStat>>,
+}
+
+impl Foreign {
+    fn of(between: &Arc<Between>, own: &BTreeMap<String, u64>) -> Foreign {
+        let mut all = between.commands();
+        for (name, ours) in own {
+            // Before 7.0 sub-commands are lumped together under the command.
+            let lumped = name.split('|').next().unwrap_or(name);
+            let key = if all.contains_key(name) { name.as_str() } else { lumped };
+            if let Some(stat) = all.get_mut(key) {
+                let left = stat.calls.saturating_sub(*ours);
+                stat.usec = (stat.usec as f64 * left as f64 / stat.calls as f64) as u64;
+                stat.calls = left;
+            }
+        }
+        all.retain(|_, stat| stat.calls > 0);
+        Foreign { between: between.clone(), own: own.clone(), commands: Arc::new(all) }
+    }
+}
+
 /// A node's: no part of what is known of it.
 #[derive(Clone, Default)]
-pub struct Called(OnceLock<Arc<Between>>);
+pub struct Called {
+    between: OnceLock<Arc<Between>>,
+    foreign: OnceLock<Arc<Foreign>>,
+}
 
 impl Called {
     pub(crate) fn between(&self, first: &Info, last: &Info) -> Arc<Between> {
-        let known = self.0.get_or_init(|| Arc::new(Between::of(first, last)));
+        let known = self.between.get_or_init(|| Arc::new(Between::of(first, last)));
         match known.is_of(first, last) {
             true => known.clone(),
             // The node was given others since.
             false => Arc::new(Between::of(first, last)),
+        }
+    }
+
+    /// Without these calls of ours, at the mean cost of each.
+    pub(crate) fn foreign(
+        &self,
+        between: &Arc<Between>,
+        own: &BTreeMap<String, u64>,
+    ) -> Arc<BTreeMap<String, CommandStat>> {
+        let known = self.foreign.get_or_init(|| Arc::new(Foreign::of(between, own)));
+        match Arc::ptr_eq(&known.between, between) && known.own == *own {
+            true => known.commands.clone(),
+            false => Foreign::of(between, own).commands,
         }
     }
 }
@@ -94,5 +141,11 @@ mod tests {
         assert_eq!(calls(&called.between(&first, &last)), [9], "the same INFO, changed since");
         assert!(called.between(&last, &first).is_reset);
         assert!(!called.between(&first, &last).is_reset);
+        let foreign = |own: u64| {
+            let own = [("get".to_string(), own)].into();
+            let all = called.foreign(&called.between(&first, &other), &own);
+            all.get("get").map(|stat| stat.calls)
+        };
+        assert_eq!([foreign(1), foreign(2), foreign(6), foreign(0)], [Some(5), Some(4), None, Some(6)]);
     }
 }

@@ -481,9 +481,7 @@ impl Node {
 
     /// Calls and microseconds of every command in the window, our own calls included.
     pub fn commands(&self) -> BTreeMap<String, CommandStat> {
-        let between = self.between();
-        let changed = between.iter().flat_map(|between| &between.changed);
-        changed.filter_map(|row| Some((row.name.clone(), row.grown()?))).collect()
+        self.between().map_or_else(BTreeMap::new, |between| between.commands())
     }
 
     fn between(&self) -> Option<Arc<Between>> {
@@ -503,28 +501,17 @@ impl Node {
     }
 
     /// [`Node::commands`] without what we sent ourselves: our calls are taken off at the mean cost.
-    pub fn foreign_commands(&self) -> BTreeMap<String, CommandStat> {
-        let mut all = self.commands();
-        for (name, ours) in &self.own.commands {
-            // Before 7.0 sub-commands are lumped together under the command.
-            let lumped = name.split('|').next().unwrap_or(name);
-            let key = if all.contains_key(name) { name.as_str() } else { lumped };
-            if let Some(stat) = all.get_mut(key) {
-                let left = stat.calls.saturating_sub(*ours);
-                stat.usec = (stat.usec as f64 * left as f64 / stat.calls as f64) as u64;
-                stat.calls = left;
-            }
-        }
-        all.retain(|_, stat| stat.calls > 0);
-        all
+    pub fn foreign_commands(&self) -> Arc<BTreeMap<String, CommandStat>> {
+        let between = self.between();
+        between.map_or_else(Arc::default, |between| self.called.foreign(&between, &self.own.commands))
     }
 
     /// [`Node::foreign_commands`] without those that keep a deployment going or monitor it: what an application asks
     /// for. The rest is what replicas, Sentinels, exporters and health checks send even to a server that nobody uses.
     pub fn application_commands(&self) -> BTreeMap<String, CommandStat> {
-        let mut all = self.foreign_commands();
-        all.retain(|name, _| !is_housekeeping(name));
-        all
+        let all = self.foreign_commands();
+        let foreign = all.iter().filter(|(name, _)| !is_housekeeping(name));
+        foreign.map(|(name, stat)| (name.clone(), *stat)).collect()
     }
 
     /// Commands of an application per second; none where they were not counted, or the counters were reset.

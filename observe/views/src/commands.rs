@@ -36,7 +36,7 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
     for node in nodes.iter().filter(|node| node.window_s > 0.0) {
         let counted = node.histograms.value();
-        let mut stats = node.foreign_commands();
+        let mut stats = (*node.foreign_commands()).clone();
         for (name, rejected) in rejected(node) {
             stats.entry(name).or_default().rejected = rejected;
         }
