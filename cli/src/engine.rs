@@ -1,8 +1,13 @@
 //! `unslow engine`: which real servers can be run here.
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use unslow_engine::{CATALOG, KAFKA_VERSION, find, install, install_kafka, installed, kafka_installed, on_path};
+use unslow_engine::{
+    CATALOG, Holding, KAFKA_VERSION, Purpose, find, holdings, install, install_kafka, installed, kafka_installed,
+    on_path,
+};
+use unslow_units::bytes;
 
 use crate::output::Output;
 use crate::table::table;
@@ -25,6 +30,12 @@ enum What {
         /// valkey-9.1, redis-7.0, redis-6.2, redis-5.0, kafka-4.1; all servers if omitted
         name: Option<String>,
     },
+    /// Remove engines from the cache; what a process runs stays
+    Rm {
+        /// As `engine ls` names them
+        #[arg(required = true)]
+        name: Vec<String>,
+    },
 }
 
 #[derive(Serialize)]
@@ -40,6 +51,7 @@ impl EngineArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         match &self.what {
             What::Ls => self.ls(output),
+            What::Rm { name } => rm(name, output),
             What::Install { name } => {
                 let names: Vec<&str> =
                     name.as_deref().map_or_else(|| CATALOG.iter().map(|e| e.name).collect(), |n| vec![n]);
@@ -106,4 +118,28 @@ impl EngineArguments {
         output.print(&table(&lines))?;
         Ok(0)
     }
+}
+
+/// All names are looked up before the first is removed.
+fn rm(names: &[String], output: &Output) -> anyhow::Result<u8> {
+    let mut all = holdings()?;
+    all.retain(|holding| holding.purpose == Purpose::Engine);
+    let named = |holding: &&Holding, name: &str| holding.path.file_name().is_some_and(|file| *file == *folder(name));
+    let found: Vec<&Holding> = names
+        .iter()
+        .map(|name| {
+            let is_here = all.iter().find(|holding| named(holding, name));
+            is_here.with_context(|| format!("{name} is not installed; unslow engine ls lists what is"))
+        })
+        .collect::<anyhow::Result<_>>()?;
+    for (name, holding) in names.iter().zip(found) {
+        holding.remove()?;
+        output.note(&format!("{name}: removed, {}", bytes(holding.bytes as f64)));
+    }
+    Ok(0)
+}
+
+/// Kafka's has its whole version.
+fn folder(name: &str) -> String {
+    if name == KAFKA { format!("kafka-{KAFKA_VERSION}") } else { name.to_string() }
 }

@@ -7,6 +7,7 @@ mod bench;
 mod bypass;
 mod case;
 mod chart;
+mod clean;
 mod demo;
 mod doctor;
 mod drill;
@@ -21,6 +22,7 @@ mod gateway;
 mod host;
 mod incidents;
 mod lab;
+mod manual;
 mod output;
 mod reach;
 mod record;
@@ -47,7 +49,9 @@ use unslow_interrupt::Action;
     name = "unslow",
     version,
     about,
-    after_help = "Exit status: 0 success, or nothing found; 1 findings, or a failed check; 2 could not look.",
+    after_help = "Exit status: 0 success, or nothing found; 1 findings, or a failed check; 2 could not look.\n\n\
+                  Manuals: unslow help guide, running, faults, drills, security, lettuce; those of a command as \
+                  unslow help docs/record.md. Rules: unslow explain",
     max_term_width = 110
 )]
 struct Arguments {
@@ -92,8 +96,10 @@ enum Verb {
     Drill(Box<drill::DrillArguments>),
     /// Replay the five incidents end to end: each is reproduced, diagnosed, fixed and measured.
     Case(case::CaseArguments),
-    /// List and install the real servers that can run here.
+    /// List, install and remove the real servers that can run here.
     Engine(engine::EngineArguments),
+    /// Remove what unslow has left on this machine: evidence of drills, client libraries, preloaded libraries.
+    Clean(clean::CleanArguments),
 }
 
 /// In `bench` -n is what it is in redis-benchmark.
@@ -103,6 +109,16 @@ fn parse(words: Vec<OsString>) -> Result<Arguments, clap::Error> {
 }
 
 fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let is_verb = |name: &str| name == "help" || Arguments::command().find_subcommand(name).is_some();
+    match manual::asked(&words, is_verb) {
+        Some(Ok(page)) => return output::print_page(page),
+        Some(Err(e)) => {
+            eprintln!("unslow: {}", doctor::text::clean_lines(&format!("{e:#}")));
+            return ExitCode::from(2);
+        }
+        None => {}
+    }
     let arguments = parse(server::help_asked(std::env::args_os().collect())).unwrap_or_else(|e| {
         let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
         doctor::refuse(&e, &words);
@@ -153,6 +169,7 @@ fn main() -> ExitCode {
         Verb::Case(case) => case.run(&arguments.output),
         Verb::Drill(drill) => drill.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
+        Verb::Clean(clean) => clean.run(&arguments.output),
     };
     // What the verb found may be that its servers were ended under it.
     unslow_interrupt::park_if_ending();

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anstyle::{AnsiColor, Style};
@@ -205,6 +206,14 @@ fn tame(text: &str) -> String {
             _ => c,
         })
         .collect()
+}
+
+/// Prints a page of the manual.
+pub fn print_page(text: &str) -> ExitCode {
+    match written(std::io::stdout().lock().write_all(text.as_bytes())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(2),
+    }
 }
 
 /// A reader that has had enough (`| head`) is no error, and changes no exit status.

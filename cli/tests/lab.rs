@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Running, engine, ids, stderr, stdout};
+use common::{Running, command, engine, ids, stderr, stdout};
 use serde_json::Value;
 use unslow_testkit::{skip, until};
 
@@ -400,4 +400,84 @@ fn an_ordinary_user_gets_zones_in_a_user_namespace() {
     assert!(run(&["heal"]).status.success());
     assert!(run(&["down"]).status.success());
     assert!(std::fs::read_dir(dir.path().join("labs")).expect("there").next().is_none());
+}
+
+/// A cache with a part of each kind. What it holds is small: nothing of it is run.
+fn cache() -> (tempfile::TempDir, impl Fn(&[&str]) -> std::process::Output) {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |path: &str| {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, [7; 5000]).unwrap();
+    };
+    for path in [
+        "engines/valkey-9.1/bin/server",
+        "engines/.valkey-9.1.lock",
+        "engines/.install-x/root/half",
+        "engines/someone/else",
+        "drivers/python/made",
+        "evidence/kill/1/history.jsonl",
+        "libunslow_preload-1.so",
+    ] {
+        write(path);
+    }
+    let path = dir.path().to_path_buf();
+    let run = move |words: &[&str]| command(words).env("UNSLOW_CACHE", &path).output().unwrap();
+    (dir, run)
+}
+
+#[test]
+fn clean_removes_what_unslow_has_left_and_nothing_else() {
+    let (dir, run) = cache();
+    let library = dir.path().join("libunslow_preload-1.so");
+    let mut user = std::process::Command::new("sleep");
+    let user = Running(user.arg("600").env("PRELOADED", &library).spawn().unwrap());
+    let outcomes = |words: &[&str]| -> Vec<(String, String)> {
+        let output = run(&[words, &["--format", "json"]].concat());
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let text = |row: &serde_json::Value, field: &str| row[field].as_str().unwrap().to_string();
+        document["holdings"].as_array().unwrap().iter().map(|row| (text(row, "what"), text(row, "outcome"))).collect()
+    };
+    let told = |rows: &[(&str, &str)]| rows.iter().map(|(what, how)| (what.to_string(), how.to_string())).collect();
+    let expected = |how| -> Vec<(String, String)> {
+        told(&[
+            ("client libraries", how),
+            ("broken installation", how),
+            ("engine", "kept"),
+            ("evidence of drills", how),
+            ("preloaded library", "in_use"),
+        ])
+    };
+    assert_eq!(outcomes(&["clean", "--dry-run"]), expected("would_be_removed"));
+    assert!(dir.path().join("evidence/kill").exists());
+    assert_eq!(outcomes(&["clean"]), expected("removed"));
+    assert!(!dir.path().join("evidence").exists() && dir.path().join("engines/valkey-9.1/bin/server").exists());
+    assert!(library.exists());
+    drop(user);
+    let rest = told(&[("engine", "removed"), ("preloaded library", "removed")]);
+    assert_eq!(outcomes(&["clean", "--engines"]), rest as Vec<(String, String)>);
+    assert!(dir.path().join("engines/someone/else").exists(), "no engine of the catalogue");
+    assert!(stdout(&run(&["clean"])).starts_with("nothing in "));
+}
+
+#[test]
+fn a_cache_that_holds_what_is_not_unslows_is_left_alone() {
+    let (dir, run) = cache();
+    std::fs::write(dir.path().join("thesis.txt"), "years").unwrap();
+    for words in [&["clean"][..], &["clean", "--engines"], &["engine", "rm", "valkey-9.1"]] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("thesis.txt"), "{}", stderr(&output));
+    }
+    assert!(dir.path().join("evidence/kill").exists() && dir.path().join("engines/valkey-9.1").exists());
+}
+
+#[test]
+fn an_engine_is_removed_by_its_name() {
+    let (dir, run) = cache();
+    let unknown = run(&["engine", "rm", "valkey-9.1", "valkey-12"]);
+    assert!(unknown.status.code() == Some(2) && stderr(&unknown).contains("valkey-12 is not installed"));
+    assert!(dir.path().join("engines/valkey-9.1").exists(), "nothing before all names are known");
+    assert_eq!(run(&["engine", "rm", "valkey-9.1"]).status.code(), Some(0));
+    assert!(!dir.path().join("engines/valkey-9.1").exists());
 }

@@ -41,9 +41,9 @@ enum What {
         /// Seed for the lab's jitter and loss
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
-        /// Where the evidence is kept
-        #[arg(long, default_value = "store", value_name = "DIRECTORY")]
-        store: PathBuf,
+        /// Where the evidence is kept [default: in the cache, see `unslow clean`]
+        #[arg(long, value_name = "DIRECTORY")]
+        store: Option<PathBuf>,
         /// Write the report as an HTML page
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
@@ -62,6 +62,7 @@ impl CaseArguments {
             name.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
         };
         html.as_deref().map_or(Ok(()), writable)?;
+        let store = store.clone().unwrap_or_else(unslow_engine::evidence_dir);
         let binary = std::env::current_exe().context("the path of this program")?;
         let seed = seed.unwrap_or_else(|| rand::random::<u32>().into());
         let mut reports: Vec<Report> = Vec::new();
@@ -73,7 +74,7 @@ impl CaseArguments {
                 }
                 let head = format!("{}/{many} {}", reports.len() + 1, case.name);
                 let spinner = output.spinner();
-                let report = case.run(&binary, store, seed + n, *diagnosis_only, &mut |what| {
+                let report = case.run(&binary, &store, seed + n, *diagnosis_only, &mut |what| {
                     spinner.update(&format!("{head}: {what}"));
                 });
                 drop(spinner);

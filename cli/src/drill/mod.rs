@@ -50,9 +50,9 @@ pub struct DrillArguments {
     /// Engine to use instead of the drill's: valkey-9.1, redis-7.0, redis-6.2, path, or a server executable
     #[arg(long, value_name = "NAME")]
     engine: Option<String>,
-    /// Where the evidence of each run is kept
-    #[arg(long, default_value = "store", value_name = "DIRECTORY")]
-    store: PathBuf,
+    /// Where the evidence of each run is kept [default: in the cache, see `unslow clean`]
+    #[arg(long, value_name = "DIRECTORY")]
+    store: Option<PathBuf>,
     /// Write the report as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -112,7 +112,7 @@ impl DrillArguments {
                 let how = How {
                     engine: self.engine.clone(),
                     seed: seed + u64::from(repeat),
-                    store: self.store.clone(),
+                    store: self.store(),
                     own: own.clone(),
                     facts: true,
                 };
@@ -152,9 +152,14 @@ impl DrillArguments {
 
     /// Before anything is started for it.
     fn store_is_there(&self) -> anyhow::Result<()> {
-        std::fs::create_dir_all(&self.store).with_context(|| {
-            format!("{}: cannot be created; choose another place with --store DIRECTORY", self.store.display())
+        let store = self.store();
+        std::fs::create_dir_all(&store).with_context(|| {
+            format!("{}: cannot be created; choose another place with --store DIRECTORY", store.display())
         })
+    }
+
+    fn store(&self) -> PathBuf {
+        self.store.clone().unwrap_or_else(unslow_engine::evidence_dir)
     }
 
     /// The clients that applications use, side by side.
@@ -173,7 +178,7 @@ impl DrillArguments {
         let how = How {
             engine: self.engine.clone(),
             seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
-            store: self.store.clone(),
+            store: self.store(),
             own: None,
             facts: false,
         };

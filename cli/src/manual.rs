@@ -1,0 +1,76 @@
+//! `unslow help TOPIC`: the pages of docs/, for a machine without a network or a checkout.
+
+use std::ffi::OsString;
+
+use anyhow::bail;
+use unslow_units::similar;
+
+/// By name, as `docs/NAME.md`.
+const PAGES: &[(&str, &str)] = &[
+    ("bench", include_str!("../../docs/bench.md")),
+    ("bypass", include_str!("../../docs/bypass.md")),
+    ("drills", include_str!("../../docs/drills.md")),
+    ("faults", include_str!("../../docs/faults.md")),
+    ("gateway", include_str!("../../docs/gateway.md")),
+    ("guide", include_str!("../../docs/guide.md")),
+    ("lab", include_str!("../../docs/lab.md")),
+    ("lettuce", include_str!("../../docs/lettuce.md")),
+    ("record", include_str!("../../docs/record.md")),
+    ("running", include_str!("../../docs/running.md")),
+    ("security", include_str!("../../docs/security.md")),
+    ("sink", include_str!("../../docs/sink.md")),
+    ("top", include_str!("../../docs/top.md")),
+    ("watch", include_str!("../../docs/watch.md")),
+];
+
+/// What a command line such as `unslow help docs/record.md` asks for; `None` if it asks for no page. The name of a
+/// verb is left to its own help.
+pub fn asked(words: &[OsString], is_verb: impl Fn(&str) -> bool) -> Option<anyhow::Result<&'static str>> {
+    let [_, help, topic] = words else { return None };
+    let topic = topic.to_str().filter(|topic| help == "help" && !topic.starts_with('-') && !is_verb(topic))?;
+    Some(page(topic))
+}
+
+fn page(topic: &str) -> anyhow::Result<&'static str> {
+    let name = topic.strip_prefix("docs/").unwrap_or(topic);
+    let name = name.strip_suffix(".md").unwrap_or(name);
+    if let Some((_, text)) = PAGES.iter().find(|(page, _)| *page == name) {
+        return Ok(text);
+    }
+    let names = || PAGES.iter().map(|(page, _)| *page);
+    let hint = similar(name, names()).first().map_or_else(String::new, |near| format!("; did you mean {near}?"));
+    let names = names().collect::<Vec<&str>>().join(", ");
+    bail!("no command and no page is called {topic}{hint}\nPages: {names}. Rules: unslow explain")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn asked_for(words: &str) -> Option<anyhow::Result<&'static str>> {
+        let words: Vec<OsString> = words.split(' ').map(Into::into).collect();
+        asked(&words, |verb| verb == "record")
+    }
+
+    #[test]
+    fn every_page_is_in_the_binary() {
+        let docs = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs")).unwrap();
+        let names = docs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let pages: BTreeSet<String> = names.filter_map(|name| Some(name.strip_suffix(".md")?.to_string())).collect();
+        assert_eq!(PAGES.iter().map(|(name, _)| name.to_string()).collect::<BTreeSet<String>>(), pages);
+    }
+
+    #[test]
+    fn a_page_is_asked_for_by_the_name_that_errors_give() {
+        for words in ["unslow help docs/record.md", "unslow help record.md", "unslow help faults"] {
+            assert!(asked_for(words).unwrap().unwrap().starts_with("# "), "{words}");
+        }
+        for words in ["unslow help record", "unslow help", "unslow record docs/record.md", "unslow help --help"] {
+            assert!(asked_for(words).is_none(), "{words}");
+        }
+        let error = asked_for("unslow help fault").unwrap().unwrap_err().to_string();
+        assert!(error.contains("did you mean faults?"), "{error}");
+    }
+}
