@@ -4,15 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use quick_xml::Writer;
 use quick_xml::events::{BytesDecl, BytesText, Event};
 use serde_json::{Value, json};
-use unslow_doctor::{Conclusion, Finding, Incident, Incidents, Report, Severity};
+use unslow_doctor::{Conclusion, Finding, Incident, Incidents, Report, Severity, Silenced};
 use unslow_status::{Exposition, Labels};
 
 use crate::explain;
 use crate::output::Exchange;
 use crate::when::local_time;
+
+/// What `cannot_see` calls the deployment as a whole.
+const DEPLOYMENT: &str = "deployment";
 
 /// What a tool is told of one rule, or of one incident.
 struct Check {
@@ -32,6 +36,8 @@ enum Said {
 
 struct Fault {
     severity: Severity,
+    /// Whether it makes the exit status 1.
+    fails: bool,
     title: String,
     text: String,
     subjects: Vec<String>,
@@ -41,38 +47,49 @@ struct Fault {
 struct Told {
     name: String,
     checks: Vec<Check>,
-    /// Why there is nothing else.
+    /// Why nothing could be concluded.
     error: Option<String>,
 }
 
-/// A diagnosis, for a tool. `least` is the lowest severity that fails.
-pub fn report(format: Exchange, report: &Report, least: Option<Severity>) -> anyhow::Result<String> {
+/// A diagnosis, for a tool. `fails` is what makes the exit status 1.
+pub fn report(format: Exchange, report: &Report, fails: impl Fn(&Finding) -> bool) -> anyhow::Result<String> {
+    if format == Exchange::Prometheus {
+        return Ok(metrics_of(report));
+    }
+    let error = error_of(report);
     let told = Told {
         name: Some(&report.deployment.url).filter(|url| !url.is_empty()).map_or("doctor", |url| url).into(),
-        checks: of_rules(report),
-        error: report.error.clone().or_else(|| nothing_concluded(report)),
+        checks: of_rules(report, error.is_some(), fails),
+        error,
     };
-    match format {
-        Exchange::Junit => junit(&told, least),
-        Exchange::Sarif => sarif(&told),
-        Exchange::Prometheus => Ok(metrics_of(report)),
-    }
+    document(format, &told)
 }
 
-/// The incidents of a recording.
+/// The incidents of a recording; `least` is the lowest severity that makes the exit status 1.
 pub fn incidents(format: Exchange, found: &Incidents, least: Option<Severity>) -> anyhow::Result<String> {
-    let checks = found.incidents.iter().map(of_incident).collect();
-    let told = Told { name: "incidents".into(), checks, error: None };
-    match format {
-        Exchange::Junit => junit(&told, least),
-        Exchange::Sarif => sarif(&told),
-        Exchange::Prometheus => Ok(metrics_of_incidents(found)),
+    if format == Exchange::Prometheus {
+        return Ok(metrics_of_incidents(found));
     }
+    let mut checks: Vec<Check> = found.incidents.iter().map(|incident| of_incident(incident, least)).collect();
+    checks.extend(found.silenced.iter().map(|silenced| {
+        let name = format!("{} {}, silenced", silenced.deployment, silenced.rule);
+        Check::skipped(name, &silenced.rule, format!("silenced in {} windows: {}", silenced.windows, silenced.reason))
+    }));
+    if found.windows_unseen > 0 {
+        let why = format!("nothing was recorded in {} windows", found.windows_unseen);
+        checks.push(Check::skipped("windows".into(), "windows", why));
+    }
+    document(format, &Told { name: "incidents".into(), checks, error: None })
 }
 
-/// Where nothing could be concluded, no test has passed.
-fn nothing_concluded(report: &Report) -> Option<String> {
+fn document(format: Exchange, told: &Told) -> anyhow::Result<String> {
+    if format == Exchange::Sarif { sarif(told) } else { junit(told) }
+}
+
+/// Why nothing could be concluded.
+fn error_of(report: &Report) -> Option<String> {
     let why = match report.verdict {
+        _ if report.error.is_some() => return report.error.clone(),
         Conclusion::Unreachable => "no server answered",
         Conclusion::Blind => "too much is denied to this user, or the servers were too slow to be asked",
         Conclusion::NoServer => "no server was looked at",
@@ -81,22 +98,51 @@ fn nothing_concluded(report: &Report) -> Option<String> {
     Some(why.into())
 }
 
-fn of_rules(report: &Report) -> Vec<Check> {
-    let check = |rule: &str, said| Check { name: rule.into(), rule: rule.into(), lasted: Duration::ZERO, said };
-    let found = report.findings.iter().map(|finding| check(&finding.id, Said::Found(of_finding(finding))));
-    let silenced = report.silenced.iter().map(|s| check(&s.id, Said::Skipped(format!("silenced: {}", s.reason))));
-    let consequence = |cause: &Finding, id: &str| check(id, Said::Skipped(format!("a consequence of {}", cause.id)));
-    let links = report.findings.iter().flat_map(|f| f.chain.iter().map(move |link| (f, link)));
-    let links: BTreeMap<&str, &Finding> = links.map(|(finding, link)| (link.id.as_str(), finding)).collect();
-    let own: BTreeSet<&str> = report.findings.iter().map(|finding| finding.id.as_str()).collect();
-    let links = links.into_iter().filter(|(id, _)| !own.contains(id)).map(|(id, cause)| consequence(cause, id));
-    let why = |id: &str| report.cannot_see.iter().find(|gap| gap.id == id).map_or("could not look", |gap| &gap.why);
-    let could_not = report.looked.could_not.iter().map(|id| check(id, Said::Skipped(why(id).into())));
-    let absent = report.looked.absent.iter().map(|id| check(id, Said::Absent));
-    found.chain(silenced).chain(links).chain(could_not).chain(absent).collect()
+impl Check {
+    fn of(rule: &str, said: Said) -> Check {
+        Check { name: rule.into(), rule: rule.into(), lasted: Duration::ZERO, said }
+    }
+
+    fn skipped(name: String, rule: &str, why: String) -> Check {
+        Check { name, ..Check::of(rule, Said::Skipped(why)) }
+    }
 }
 
-fn of_finding(finding: &Finding) -> Fault {
+/// A rule each. `is_blind` where nothing could be concluded: then none has passed.
+fn of_rules(report: &Report, is_blind: bool, fails: impl Fn(&Finding) -> bool) -> Vec<Check> {
+    let mut all: Vec<Check> = Vec::new();
+    let findings = report.findings.iter();
+    all.extend(findings.map(|finding| Check::of(&finding.id, Said::Found(of_finding(finding, fails(finding))))));
+    let links = report.findings.iter().flat_map(|f| f.chain.iter().map(move |link| (link.id.as_str(), f.id.as_str())));
+    let links: BTreeMap<&str, &str> = links.collect();
+    let silenced = report.silenced.iter().map(|s| (s.id.as_str(), format!("silenced: {}", s.reason)));
+    let links = links.into_iter().map(|(id, cause)| (id, format!("a consequence of {cause}")));
+    let why = |id: &str| report.cannot_see.iter().find(|gap| gap.id == id).map_or("could not look", |gap| &gap.why);
+    let could_not = report.looked.could_not.iter().map(|id| (id.as_str(), why(id).to_string()));
+    let in_part = "not there on the servers that could be measured, which were not all";
+    let in_part = report.looked.absent_in_part.iter().map(|id| (id.as_str(), in_part.to_string()));
+    let blind = report.looked.absent.iter().filter(|_| is_blind);
+    let blind = blind.map(|id| (id.as_str(), "nothing could be concluded".to_string()));
+    let mut told: BTreeSet<String> = all.iter().map(|check| check.rule.clone()).collect();
+    for (id, why) in silenced.chain(links).chain(could_not).chain(in_part).chain(blind) {
+        if told.insert(id.to_string()) {
+            all.push(Check::skipped(id.into(), id, why));
+        }
+    }
+    if !is_blind {
+        all.extend(report.looked.absent.iter().map(|id| Check::of(id, Said::Absent)));
+    }
+    // What of the deployment as a whole was not seen: servers, sections, a window that was cut short.
+    let gaps = report.cannot_see.iter().filter(|gap| gap.id == DEPLOYMENT);
+    let cut_short = report.cut_short.then_some("the window was cut short");
+    let gaps: Vec<&str> = gaps.map(|gap| gap.why.as_str()).chain(cut_short).collect();
+    if !gaps.is_empty() {
+        all.push(Check::skipped(DEPLOYMENT.into(), DEPLOYMENT, gaps.join("; ")));
+    }
+    all
+}
+
+fn of_finding(finding: &Finding, fails: bool) -> Fault {
     let mut lines: Vec<String> =
         finding.chain.iter().map(|link| format!("leads to {}: {}", link.id, link.text)).collect();
     if !finding.impact.text.is_empty() {
@@ -110,13 +156,14 @@ fn of_finding(finding: &Finding) -> Fault {
     lines.push(format!("check again: {}", finding.recheck));
     Fault {
         severity: finding.severity_now(),
+        fails,
         title: finding.title.clone(),
         text: lines.join("\n"),
         subjects: finding.subjects.clone(),
     }
 }
 
-fn of_incident(incident: &Incident) -> Check {
+fn of_incident(incident: &Incident, least: Option<Severity>) -> Check {
     let mut lines = vec![
         incident.deployment.clone(),
         format!("from {} to {}", local_time(incident.began_ms), local_time(incident.ended_ms)),
@@ -125,11 +172,12 @@ fn of_incident(incident: &Incident) -> Check {
     lines.extend(incident.chain.iter().map(|link| format!("leads to {}: {}", link.id, link.text)));
     lines.extend(incident.evidence.iter().map(|seen| format!("{}: {}", seen.source, seen.value)));
     Check {
-        name: format!("{} {}", incident.id, incident.rule),
+        name: format!("{} {} {}", incident.deployment, incident.rule, began(incident)),
         rule: incident.rule.clone(),
         lasted: Duration::from_millis(incident.lasted_ms()),
         said: Said::Found(Fault {
             severity: incident.severity,
+            fails: least.is_some_and(|least| incident.severity >= least),
             title: incident.title.clone(),
             text: lines.join("\n"),
             subjects: incident.subjects.clone(),
@@ -137,7 +185,13 @@ fn of_incident(incident: &Incident) -> Check {
     }
 }
 
-/// Words of a server may hold what neither a terminal nor XML takes.
+/// In UTC: numbers of incidents are those of one list.
+fn began(incident: &Incident) -> String {
+    let at = i64::try_from(incident.began_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    at.map_or_else(|| incident.began_ms.to_string(), |at| at.to_string())
+}
+
+/// A server's words may contain characters that neither a terminal nor XML accepts.
 fn plain(text: &str) -> String {
     let kept = text.chars().filter(|c| !matches!(c, '\u{fffe}' | '\u{ffff}'));
     kept.map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
@@ -155,7 +209,7 @@ enum Ended {
     Error(String),
 }
 
-fn ended(check: &Check, least: Option<Severity>) -> Ended {
+fn ended(check: &Check) -> Ended {
     match &check.said {
         Said::Absent => Ended::Passed(None),
         Said::Skipped(why) => Ended::Skipped(plain(why)),
@@ -163,7 +217,7 @@ fn ended(check: &Check, least: Option<Severity>) -> Ended {
             let kind = severity(fault.severity);
             let title = plain(&format!("{kind}: {}", fault.title));
             let text = plain(&format!("{}\n{}\n{}", fault.title, fault.subjects.join(", "), fault.text));
-            match least.is_some_and(|least| fault.severity >= least) {
+            match fault.fails {
                 true => Ended::Failed { kind, title, text },
                 false => Ended::Passed(Some(text)),
             }
@@ -171,8 +225,8 @@ fn ended(check: &Check, least: Option<Severity>) -> Ended {
     }
 }
 
-fn junit(told: &Told, least: Option<Severity>) -> anyhow::Result<String> {
-    let cases = told.checks.iter().map(|check| (plain(&check.name), check.lasted, ended(check, least)));
+fn junit(told: &Told) -> anyhow::Result<String> {
+    let cases = told.checks.iter().map(|check| (plain(&check.name), check.lasted, ended(check)));
     let failed = told.error.iter().map(|why| ("diagnosis".to_string(), Duration::ZERO, Ended::Error(plain(why))));
     let cases: Vec<(String, Duration, Ended)> = cases.chain(failed).collect();
     let count = |is_it: fn(&Ended) -> bool| cases.iter().filter(|(_, _, ended)| is_it(ended)).count().to_string();
@@ -259,6 +313,11 @@ fn sarif(told: &Told) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(&log)? + "\n")
 }
 
+/// In SARIF's messages braces stand for arguments, and brackets for links.
+fn message(text: &str) -> String {
+    plain(text).replace('{', "{{").replace('}', "}}").replace('[', "\\[").replace(']', "\\]")
+}
+
 fn rule_of(id: &str) -> Value {
     let rule = explain::rule(id).ok();
     let title = rule.map_or(id, |rule| rule.title);
@@ -271,46 +330,71 @@ fn result_of(told: &Told, check: &Check, fault: &Fault) -> Value {
         Severity::Low | Severity::Medium => "warning",
         Severity::High | Severity::Critical => "error",
     };
-    // A server is no file: SARIF calls such a place logical.
+    // A server is not a file: SARIF calls such a place logical. Code scanners want a file all the same.
     let place = |name: &String| json!({ "fullyQualifiedName": plain(name), "kind": "resource" });
+    let file = |name: &String| {
+        let kept = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-') { c } else { '_' };
+        json!({
+            "artifactLocation": { "uri": format!("servers/{}", name.chars().map(kept).collect::<String>()) },
+            "region": { "startLine": 1 },
+        })
+    };
     let subjects = if fault.subjects.is_empty() { std::slice::from_ref(&told.name) } else { &fault.subjects };
     json!({
         "ruleId": check.rule,
         "level": level,
-        "message": { "text": plain(&format!("{}\n{}", fault.title, fault.text)) },
-        "locations": [{ "logicalLocations": subjects.iter().map(place).collect::<Vec<Value>>() }],
+        "message": { "text": message(&format!("{}\n{}", fault.title, fault.text)) },
+        "locations": [{
+            "physicalLocation": subjects.first().map(file),
+            "logicalLocations": subjects.iter().map(place).collect::<Vec<Value>>(),
+        }],
         "partialFingerprints": { "check/v1": format!("{} {}", check.name, fault.subjects.join(" ")) },
         "properties": { "severity": severity(fault.severity) },
     })
 }
 
 fn note(id: &str, level: &str, why: &str) -> Value {
-    json!({ "descriptor": { "id": id }, "level": level, "message": { "text": plain(why) } })
+    json!({ "descriptor": { "id": id }, "level": level, "message": { "text": message(why) } })
 }
 
-/// `finding` as the recorder's `/metrics` have it.
-pub fn findings<'a>(found: impl Iterator<Item = &'a Finding>) -> Vec<(Labels, i64)> {
-    let rows = found.flat_map(|finding| {
-        finding.subjects.iter().map(|subject| {
-            let severity = severity(finding.severity_now());
-            (vec![("id", finding.id.clone()), ("severity", severity), ("subject", subject.clone())], 1)
+/// Rows of `finding`: what costs something, or could. Of one whose server is not known there is a row as well.
+pub fn findings<'a>(found: impl Iterator<Item = (&'a str, &'a Finding)>) -> Vec<(Labels, i64)> {
+    let worth = found.filter(|(_, finding)| finding.severity_now() > Severity::Info);
+    let rows = worth.flat_map(|(deployment, finding)| {
+        let unknown = finding.subjects.is_empty().then(String::new);
+        finding.subjects.iter().cloned().chain(unknown).map(move |subject| {
+            let labels = vec![
+                ("deployment", deployment.to_string()),
+                ("id", finding.id.clone()),
+                ("severity", severity(finding.severity_now())),
+                ("subject", subject),
+            ];
+            (labels, 1)
         })
     });
     rows.collect()
 }
 
+/// Rows of `silenced`.
+pub fn silenced<'a>(found: impl Iterator<Item = (&'a str, &'a Silenced)>) -> Vec<(Labels, i64)> {
+    let row = |(url, silenced): (&str, &Silenced)| (vec![("deployment", url.into()), ("id", silenced.id.clone())], 1);
+    found.map(row).collect()
+}
+
 fn metrics_of(report: &Report) -> String {
     let mut out = Exposition::new("unslow");
-    let concluded = report.error.is_none() && nothing_concluded(report).is_none();
-    out.gauges("diagnosis_ok", "Whether the diagnosis could conclude anything.", [(Vec::new(), i64::from(concluded))]);
+    let url = report.deployment.url.as_str();
+    let labels = || -> Labels { vec![("deployment", url.to_string())] };
+    let concluded = i64::from(error_of(report).is_none());
+    out.gauges("diagnosis_ok", "Whether the diagnosis could conclude anything.", [(labels(), concluded)]);
     let seconds = i64::try_from(report.at_ms / 1000).unwrap_or(i64::MAX);
-    out.gauges("diagnosis_timestamp_seconds", "When its window began, unix time.", [(Vec::new(), seconds)]);
+    out.gauges("diagnosis_timestamp_seconds", "When its window began, unix time.", [(labels(), seconds)]);
     let answers = [("could", report.looked.could), ("could_not", report.looked.could_not.len() as u32)];
-    let rows = answers.map(|(look, count)| (vec![("look", look.to_string())], i64::from(count)));
+    let rows = answers.map(|(look, count)| ([labels(), vec![("look", look.into())]].concat(), i64::from(count)));
     out.gauges("rules", "Rules about something that the deployment has, by whether they could look.", rows);
-    out.gauges("finding", "What the window is diagnosed as.", findings(report.findings.iter()));
-    let silenced = report.silenced.iter().map(|silenced| (vec![("id", silenced.id.clone())], 1));
-    out.gauges("silenced", "Findings that are silenced.", silenced);
+    let told = findings(report.findings.iter().map(|finding| (url, finding)));
+    out.gauges("finding", "What the window is diagnosed as.", told);
+    out.gauges("silenced", "Findings that are silenced.", silenced(report.silenced.iter().map(|s| (url, s))));
     out.text()
 }
 
@@ -318,9 +402,9 @@ fn metrics_of_incidents(found: &Incidents) -> String {
     let mut out = Exposition::new("unslow");
     let labels = |incident: &Incident| -> Labels {
         vec![
+            ("began", began(incident)),
             ("deployment", incident.deployment.clone()),
             ("id", incident.rule.clone()),
-            ("number", incident.id.to_string()),
             ("severity", severity(incident.severity)),
         ]
     };

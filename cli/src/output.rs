@@ -1,4 +1,4 @@
-//! How things are printed: text or JSON on stdout, everything else on stderr.
+//! How things are printed: text or a document on stdout, everything else on stderr.
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};

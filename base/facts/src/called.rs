@@ -1,5 +1,5 @@
-//! Which commands a server was called for in a window. Dozens of rules ask, and to tell takes the reading of hundreds
-//! of lines, so it is worked out once.
+//! Which commands were called on a server in a window. Dozens of rules ask, and the answer takes reading hundreds of
+//! lines, so it is worked out once.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Formatter};
@@ -51,9 +51,9 @@ impl Between {
         self.changed.iter().filter_map(|row| Some((row.name.clone(), row.grown()?))).collect()
     }
 
-    /// Whether it is of these two. As it holds both, no other text can be where theirs is.
+    /// Whether it was made from these two. It holds both, so their memory cannot have been reused.
     fn is_of(&self, first: &Info, last: &Info) -> bool {
-        self.first.0.is_shared_with(&first.0) && self.last.0.is_shared_with(&last.0)
+        self.first.0.shares(&first.0) && self.last.0.shares(&last.0)
     }
 }
 
@@ -82,7 +82,7 @@ impl Foreign {
     }
 }
 
-/// A node's: no part of what is known of it.
+/// Kept with a node, but not part of what is known about it.
 #[derive(Clone, Default)]
 pub struct Called {
     between: OnceLock<Arc<Between>>,
@@ -94,7 +94,7 @@ impl Called {
         let known = self.between.get_or_init(|| Arc::new(Between::of(first, last)));
         match known.is_of(first, last) {
             true => known.clone(),
-            // The node was given others since.
+            // The node has been given other INFOs since.
             false => Arc::new(Between::of(first, last)),
         }
     }

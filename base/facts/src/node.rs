@@ -95,7 +95,7 @@ pub struct Node {
     pub open_door: bool,
     /// What we ourselves sent it.
     pub own: Own,
-    /// Nothing that was seen: keeps what rules ask of both samples again and again.
+    /// Not something that was seen: caches what rules ask of both samples again and again.
     #[serde(skip)]
     pub called: Called,
 }

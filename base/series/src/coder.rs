@@ -38,7 +38,7 @@ impl Odds {
     fn learn(&mut self, bit: bool) {
         let step = STEPS[usize::from(self.seen) % STEPS.len()];
         self.seen = (self.seen + 1).min(STEPS.len() as u8 - 1);
-        // Without a branch, as the bit cannot be foretold: `u16::MAX - set` is `!set`.
+        // Without a branch: the bit is unpredictable. `u16::MAX - set` is `!set`.
         let unless = u16::from(bit).wrapping_sub(1);
         let other = !(self.set ^ unless);
         self.set = !((other - (other >> step)) ^ unless);
@@ -77,7 +77,7 @@ impl Interval {
         self.low + ((self.high - self.low) >> 1)
     }
 
-    /// Without a branch, as the bit cannot be foretold.
+    /// Without a branch: the bit is unpredictable.
     #[inline(always)]
     fn keep(&mut self, middle: u32, bit: bool) {
         let unless = u32::from(bit).wrapping_sub(1);

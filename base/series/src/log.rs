@@ -266,7 +266,7 @@ impl Replay {
                 let chunk = self.chunks.get_mut(*self.series.get(&body.varint()?)?)?;
                 let (name, value): (Arc<str>, Arc<str>) = (body.text()?.into(), body.text()?.into());
                 let since_ms = body.signed()?;
-                // The texts that hold when a chunk begins: an older log's came first, whatever the clock said then.
+                // The texts that hold when a chunk begins: those of an older log came first, whatever the clock said.
                 if chunk.is_empty() {
                     chunk.state.put(Held { name, value, since_ms });
                 }

@@ -258,7 +258,7 @@ pub fn words(bytes: &mut Packed<'_>, count: usize) -> Option<Read> {
     (zeros == 0).then_some(Read::Words(Words::of(words)))
 }
 
-/// So many of one number: hundreds of columns of each chunk never change, and need not be gone through row by row.
+/// One number repeated `count` times: hundreds of columns in each chunk never change and need not be read row by row.
 fn constant(bytes: &mut Cursor<'_>, expected: Expected, count: usize) -> Option<Words> {
     let mut ahead = *bytes;
     let mut zeros = 0;

@@ -25,9 +25,10 @@ const RETRY_MS: u64 = 10_000;
 const SHARED_DUE: usize = 65_536;
 /// All chunks end when their log has this size: readers take files of twice that.
 const LOG_DUE: u64 = MAX_FILE / 2;
-/// To pack a thousand chunks takes longer than the caller can wait, so they end one by one,
+/// Packing a thousand chunks takes longer than the caller can wait, so more than these end one by one,
 const AT_ONCE: usize = 32;
-/// each after so many rows of any series: at a row a second of each, all have ended after as many seconds.
+/// one after this many rows, whatever their series: at one row a second per series, all have ended after that many
+/// seconds.
 const ROWS_PER_END: usize = 64;
 
 #[derive(Clone, Debug)]
@@ -105,7 +106,7 @@ struct Log {
     behind: bool,
 }
 
-/// What all open chunks have together.
+/// Totals over all open chunks.
 #[derive(Default)]
 struct Open {
     bytes: usize,
@@ -134,7 +135,7 @@ struct Round {
     next: usize,
     /// How many tracks there were.
     count: usize,
-    /// Rows since one ended.
+    /// Rows since the last chunk ended.
     rows: usize,
 }
 
@@ -349,7 +350,7 @@ impl<D: Disk> Writer<D> {
         self.record(series, at, log::NOTE, &body)
     }
 
-    /// The chunk of this series takes one more afterwards.
+    /// Makes sure that this series' chunk can take one more row or note.
     fn make_room(&mut self, series: SeriesId) -> Result<(), Error> {
         let track = self.tracks.get_mut(series.0).ok_or(Error::UnknownId)?;
         if track.chunk.is_over() {
@@ -374,7 +375,7 @@ impl<D: Disk> Writer<D> {
             self.log.synced_ms = Some(now.mono_ms);
         }
         if let Some(round) = &mut self.round {
-            // No rows may come.
+            // There may be no rows to set the pace.
             round.rows = ROWS_PER_END;
         }
         self.end_due(now, None)?;
@@ -426,7 +427,7 @@ impl<D: Disk> Writer<D> {
         Ok(())
     }
 
-    /// What was given is in memory only until all chunks have ended.
+    /// What is given from now on is in memory only, until all chunks have ended.
     fn fall_behind(&mut self, now: Stamp) {
         self.log.behind = true;
         self.round = None;
@@ -445,9 +446,12 @@ impl<D: Disk> Writer<D> {
     /// Whether all chunks are to end.
     fn is_due(&self, now: Stamp) -> bool {
         let is_old = self.began_ms.is_some_and(|ms| elapsed(ms, now.mono_ms) >= millis(self.settings.chunk_age));
+        is_old || self.is_long() || self.is_much()
+    }
+
+    fn is_long(&self) -> bool {
         // Names alone may take much of it, and come again with each log.
-        let is_long = self.log.bytes >= LOG_DUE && self.log.bytes - self.log.base >= LOG_DUE / 4;
-        is_old || is_long || self.is_much()
+        self.log.bytes >= LOG_DUE && self.log.bytes - self.log.base >= LOG_DUE / 4
     }
 
     fn is_much(&self) -> bool {
@@ -463,13 +467,17 @@ impl<D: Disk> Writer<D> {
             }
             return self.flush();
         }
-        if let Some(series) = large
-            && !self.end_chunk(series.0)?
-        {
-            self.fall_behind(now);
-            return Ok(());
+        if let Some(series) = large {
+            // It cannot wait for its turn. It may come again in this round, and readers trust the newest of a series'
+            // chunks to have all those before it on disk.
+            if !self.end_chunk(series.0)? {
+                self.fall_behind(now);
+                return Ok(());
+            }
+            self.files.sync_chunks()?;
         }
-        if self.round.is_none() && self.is_due(now) {
+        // Its rows must not pile up in one log: a log has no more of a series than a reader takes.
+        if self.round.is_none() && (large.is_some() || self.is_due(now)) {
             self.begin_round(now)?;
         }
         self.go_on(now)
@@ -494,21 +502,19 @@ impl<D: Disk> Writer<D> {
         Ok(())
     }
 
-    /// One more chunk of the round ends, if enough rows have come, or memory is at its bound again.
+    /// One more chunk of the round ends, if enough rows have come, or memory or the log is at its bound again.
     fn go_on(&mut self, now: Stamp) -> Result<(), Error> {
-        let is_much = self.is_much();
-        let is_turn = |round: &&mut Round| is_much || round.rows >= ROWS_PER_END;
+        let is_pressed = self.is_much() || self.is_long();
+        let is_turn = |round: &&mut Round| is_pressed || round.rows >= ROWS_PER_END;
         let Some(round) = self.round.as_mut().filter(is_turn) else { return Ok(()) };
         let open = (round.next..round.count).find(|id| !self.tracks[*id].chunk.is_empty());
         (round.rows, round.next) = (0, open.map_or(round.count, |id| id + 1));
-        match open {
-            Some(id) if self.end_chunk(id)? => Ok(()),
-            Some(_) => {
-                self.fall_behind(now);
-                Ok(())
-            }
-            None => self.end_round(),
+        let Some(id) = open else { return self.end_round() };
+        let ended = self.end_chunk(id);
+        if !matches!(ended, Ok(true)) {
+            self.fall_behind(now);
         }
+        ended.map(drop)
     }
 
     fn end_round(&mut self) -> Result<(), Error> {
@@ -589,11 +595,15 @@ impl<D: Disk> Writer<D> {
     /// `false` when there is no room for it.
     fn begin_log(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Error> {
         let name = FileKind::Log.name(number);
-        if !self.files.append(&name, 0, bytes)? {
+        let written = self.files.append(&name, 0, bytes).and_then(|written| {
+            // One that was not synced counts for nothing.
+            if written { self.files.sync(&name).map(|()| true) } else { Ok(false) }
+        });
+        if !matches!(written, Ok(true)) {
+            // The older one goes on: what stands in this one would be taken for newer.
             let _ = self.files.disk.remove(&name);
-            return Ok(false);
+            return written;
         }
-        self.files.sync(&name)?;
         let (series, fields) = (self.tracks.len(), self.fields.len());
         let synced_ms = self.now.map(|now| now.mono_ms);
         let length = bytes.len() as u64;

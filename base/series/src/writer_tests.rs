@@ -43,7 +43,7 @@ fn logs(disk: &Memory) -> usize {
     disk.files.keys().filter(|name| name.ends_with(".open")).count()
 }
 
-/// All rows of all series, those before this one have a second more.
+/// All rows of all series; the series before this one have one second more.
 fn check(disk: &Memory, seconds: u64, before: u64) {
     let reader = Reader::with_disk(disk.clone()).unwrap();
     assert_eq!(reader.verify(), []);
@@ -153,4 +153,31 @@ fn a_disk_that_is_full_in_a_round_costs_no_row_that_memory_holds() {
     if lost.segments == 0 {
         check(writer.disk(), second, 0);
     }
+}
+
+#[test]
+fn a_chunk_that_is_too_large_ends_at_once_and_all_others_in_a_round() {
+    let mut writer = Writer::with_disk(Memory::default(), Settings::default()).unwrap();
+    for second in 0..2 {
+        (0..SERIES).for_each(|series| give(&mut writer, series, second));
+    }
+    let fields: Vec<FieldId> = (0..MAX_FIELDS - 1).map(|i| writer.field(&format!("f{i}")).unwrap()).collect();
+    let (large, mut rows) = (writer.series("large").unwrap(), 0);
+    while writer.round.is_none() {
+        let values: Vec<(FieldId, Value)> = fields.iter().map(|field| (*field, Value::Int(rows))).collect();
+        writer.sample(large, at(rows as u64), &values).unwrap();
+        rows += 1;
+    }
+    assert_eq!(open(&writer), SERIES as usize, "the large one has ended, and no other yet");
+    // Whatever comes now, the older log with its rows goes.
+    for second in 2..4 {
+        (0..SERIES).for_each(|series| give(&mut writer, series, second));
+    }
+    for later in 0..=SERIES {
+        writer.tick(at(1_000 + later)).unwrap();
+    }
+    assert!(writer.round.is_none() && logs(writer.disk()) == 1);
+    check(writer.disk(), 4, 0);
+    let reader = Reader::with_disk(writer.disk().clone()).unwrap();
+    assert_eq!(reader.column("large", "f0", ALWAYS).items.len() as i64, rows);
 }

@@ -110,11 +110,6 @@ impl Fields {
         (first..self.0.places.len()).map(|at| (self.0.name(at), self.0.value(at)))
     }
 
-    /// Whether both are the same memory.
-    pub fn is_shared_with(&self, other: &Fields) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
     /// In place of what the name had. What was there stays in memory until a copy of the fields is made by
     /// [`FromIterator`].
     pub fn insert(&mut self, name: String, value: String) {

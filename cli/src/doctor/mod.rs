@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_client::{Error, ErrorKind, Options, Target, discover};
-use unslow_doctor::{Change, Conclusion, Report, Severity, When, diagnose, diagnose_but, diff};
+use unslow_doctor::{Change, Conclusion, Finding, Report, Severity, When, diagnose, diagnose_but, diff};
 use unslow_facts::{Facts, Host};
 use unslow_interrupt::Guard;
 use unslow_probe::Settings;
@@ -124,7 +124,7 @@ fn rule_name(text: &str) -> Result<String, explain::UnknownRule> {
 struct Owed {
     url: String,
     format: Format,
-    least: Option<Severity>,
+    fail_on: Option<FailOn>,
 }
 
 static OWED: Mutex<Option<Owed>> = Mutex::new(None);
@@ -157,12 +157,13 @@ pub fn refuse(error: &clap::Error, words: &[String]) {
     let format = named.and_then(|name| Format::from_str(name, false).ok()).filter(|format| *format != Format::Text);
     if let Some(format) = format.filter(|_| error.use_stderr() && words.iter().any(|w| w == "doctor")) {
         // The kind alone: the message repeats words of the command line, and a password may be among them.
-        let owed = Owed { url: String::new(), format, least: FailOn::Low.least() };
+        let owed = Owed { url: String::new(), format, fail_on: None };
         print_failed(owed, &format!("invalid command line: {}", error.kind()));
     }
 }
 
-/// Prints the document that is owed. After a signal that printed one there is none: two would be no document.
+/// Prints the document that is owed. After a signal that printed one there is none: two documents would be as bad as
+/// none.
 fn print_owed(print: impl FnOnce(&Owed) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut owed = locked(&OWED);
     owed.take().map_or(Ok(()), |owed| print(&owed))
@@ -171,7 +172,9 @@ fn print_owed(print: impl FnOnce(&Owed) -> anyhow::Result<()>) -> anyhow::Result
 fn print_document(owed: &Owed, report: &Report) -> anyhow::Result<()> {
     let output = Output { format: owed.format, quiet: true, verbose: false };
     match output.exchange() {
-        Some(format) => output.print_document(&exchange::report(format, report, owed.least)?),
+        Some(format) => {
+            output.print_document(&exchange::report(format, report, |finding| fails(report, finding, owed.fail_on))?)
+        }
         None => output.print_json(report),
     }
 }
@@ -197,7 +200,7 @@ impl Doctor {
                 None if self.server.is_named() => self.first().map_or_else(|_| String::new(), |target| target.url()),
                 None => String::new(),
             };
-            *locked(&OWED) = Some(Owed { url, format: output.format, least: self.least() });
+            *locked(&OWED) = Some(Owed { url, format: output.format, fail_on: self.fail_on });
         }
         let result = self.run_checked(output);
         if let Err(e) = &result {
@@ -248,14 +251,6 @@ impl Doctor {
         }
         printed?;
         Ok(if lost.is_empty() { exit_status(&report, self.fail_on) } else { 2 })
-    }
-
-    /// The lowest severity that fails a test, as it does the exit status.
-    fn least(&self) -> Option<Severity> {
-        match self.fail_on {
-            None if !self.only.is_empty() => Some(Severity::Risk),
-            asked => asked.unwrap_or(FailOn::Low).least(),
-        }
     }
 
     fn check_paths(&self) -> anyhow::Result<()> {
@@ -394,17 +389,16 @@ fn exit_status(report: &Report, fail_on: Option<FailOn>) -> u8 {
     if matches!(report.verdict, Conclusion::Unreachable | Conclusion::Blind | Conclusion::NoServer) {
         return 2;
     }
-    let found = match fail_on {
+    u8::from(report.findings.iter().any(|finding| fails(report, finding, fail_on)))
+}
+
+/// Whether this finding makes the exit status 1.
+fn fails(report: &Report, finding: &Finding, fail_on: Option<FailOn>) -> bool {
+    match fail_on {
         // The question was whether it is there now, however little it costs. What is only worth knowing is no fault.
-        None if !report.only.is_empty() => {
-            report.findings.iter().any(|f| f.when != When::Past && f.severity_now() > Severity::Info)
-        }
-        asked => {
-            let least = asked.unwrap_or(FailOn::Low).least();
-            least.is_some_and(|least| report.findings.iter().any(|f| f.severity_now() >= least))
-        }
-    };
-    u8::from(found)
+        None if !report.only.is_empty() => finding.when != When::Past && finding.severity_now() > Severity::Info,
+        asked => asked.unwrap_or(FailOn::Low).least().is_some_and(|least| finding.severity_now() >= least),
+    }
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
@@ -441,7 +435,7 @@ fn compare(before: &Report, report: &Report, output: &Output) -> anyhow::Result<
         let was = line.before.map(clean).unwrap_or_default();
         let now =
             line.after.map(clean).map(|a| if was.is_empty() { a } else { format!("{was}  ->  {a}") }).unwrap_or(was);
-        // With JSON on stdout the comparison is for the person.
+        // With a document on stdout, the comparison goes to stderr, for the person.
         let text = format!("{mark}{how:>5}{mark:#}  {}: {now}\n", clean(line.id));
         if output.format != Format::Text {
             output.note(text.trim_end());

@@ -28,8 +28,9 @@ const PATIENCE: u64 = 2;
 struct Seen {
     progress: Progress,
     facts: Vec<Facts>,
-    findings: Vec<Finding>,
-    silenced: Vec<Silenced>,
+    /// With their deployments' URLs.
+    findings: Vec<(String, Finding)>,
+    silenced: Vec<(String, Silenced)>,
     incidents: u64,
 }
 
@@ -76,9 +77,9 @@ impl Status for Board {
             for (name, help, figure) in figures {
                 out.gauges(name, help, nodes().filter_map(|(f, n)| Some((labels(f, &n.address), figure(n)?))));
             }
-            let findings = exchange::findings(seen.findings.iter());
+            let findings = exchange::findings(seen.findings.iter().map(|(url, finding)| (url.as_str(), finding)));
             out.gauges("finding", "What the last minute is diagnosed as.", findings);
-            let silenced = seen.silenced.iter().map(|silenced| (vec![("id", silenced.id.clone())], 1));
+            let silenced = exchange::silenced(seen.silenced.iter().map(|(url, silenced)| (url.as_str(), silenced)));
             out.gauges("silenced", "Findings of the last minute that are silenced.", silenced);
             out.text()
         })
@@ -168,8 +169,8 @@ impl Alarms {
             told.extend(turns);
             let grave = report.findings.iter().filter(|f| f.severity_now() >= Severity::High);
             grave.flat_map(|f| &f.subjects).for_each(|subject| recorder.look_closer(&url, subject));
-            silenced.extend(report.silenced);
-            findings.extend(report.findings.into_iter().filter(|f| f.severity_now() > Severity::Info));
+            silenced.extend(report.silenced.into_iter().map(|silenced| (url.to_string(), silenced)));
+            findings.extend(report.findings.into_iter().map(|finding| (url.to_string(), finding)));
             all.push(facts);
         }
         self.board.with(|seen| (seen.facts, seen.findings, seen.silenced) = (all, findings, silenced));

@@ -91,9 +91,12 @@ pub struct Looked {
     pub could: u32,
     /// The others.
     pub could_not: Vec<String>,
-    /// What these look for is not there.
+    /// Rules whose cause is not there.
     #[serde(default)]
     pub absent: Vec<String>,
+    /// Rules whose cause is not there as far as servers could be measured, which was not the case for all.
+    #[serde(default)]
+    pub absent_in_part: Vec<String>,
 }
 
 /// What became of one rule.
@@ -223,12 +226,14 @@ fn judge(facts: &Facts, only: &[String], silences: &[Silence]) -> Report {
     // Absent is a word about the servers that were measured; asked about a rule alone, the others are part of the
     // answer.
     let unmeasured = facts.nodes.iter().filter(|n| n.last.is_none()).count();
-    if !only.is_empty() && (unmeasured > 0 || facts.through.is_some()) {
+    let in_part = unmeasured > 0 || facts.through.is_some();
+    let looked = looked(&answers, in_part);
+    if !only.is_empty() && in_part {
         let whom = match &facts.through {
             Some(proxy) => format!("what stands behind {proxy} was not measured"),
             None => format!("{unmeasured} of {} servers could not be measured", facts.nodes.len()),
         };
-        let of_servers = |a: &&mut Answer| a.answer == Answered::Absent && !OF_CLIENTS.contains(&a.id.as_str());
+        let of_servers = |a: &&mut Answer| a.answer == Answered::Absent && !is_of_clients(&a.id);
         for answer in answers.iter_mut().filter(of_servers) {
             (answer.answer, answer.text) = (Answered::Unknown, format!("{whom}; on the others: {}", answer.text));
         }
@@ -243,7 +248,6 @@ fn judge(facts: &Facts, only: &[String], silences: &[Silence]) -> Report {
     if findings.iter().any(|f| against(f) && f.severity > Severity::Risk) || silenced.iter().any(is_known) {
         findings.retain(|f| f.id != "not_your_redis" || f.severity > Severity::Risk);
     }
-    let looked = looked(&answers);
     Report {
         schema: SCHEMA.into(),
         unslow: facts.unslow.clone(),
@@ -308,11 +312,18 @@ impl CannotSee {
     }
 }
 
-fn looked(answers: &[Answer]) -> Looked {
+fn is_of_clients(id: &str) -> bool {
+    OF_CLIENTS.contains(&id)
+}
+
+/// `in_part` where not all servers could be measured.
+fn looked(answers: &[Answer], in_part: bool) -> Looked {
     let about: Vec<&Answer> = answers.iter().filter(|a| a.answer != Answered::NotHere).collect();
     let those = |answer| about.iter().filter(|a| a.answer == answer).map(|a| a.id.clone()).collect::<Vec<String>>();
-    let (could_not, absent) = (those(Answered::Unknown), those(Answered::Absent));
-    Looked { rules: about.len() as u32, could: (about.len() - could_not.len()) as u32, could_not, absent }
+    let could_not = those(Answered::Unknown);
+    let (absent, absent_in_part) = those(Answered::Absent).into_iter().partition(|id| !in_part || is_of_clients(id));
+    let could = (about.len() - could_not.len()) as u32;
+    Looked { rules: about.len() as u32, could, could_not, absent, absent_in_part }
 }
 
 /// So many of a server's sources denied to this user, or out of reach since it answered too slowly, leave the doctor

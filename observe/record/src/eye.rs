@@ -29,13 +29,20 @@ pub struct Pace {
     tick: Duration,
     /// INFO is asked for in every so many ticks.
     ticks_per_info: u64,
+    /// Event loops that dial.
+    eyes: u64,
 }
 
 impl Pace {
     /// Ten PINGs and one INFO a second.
-    pub const RECORDED: Pace = Pace { tick: Duration::from_millis(100), ticks_per_info: 10 };
+    pub const RECORDED: Pace = Pace { tick: Duration::from_millis(100), ticks_per_info: 10, eyes: 1 };
     /// Of many servers that a person looks at: two PINGs a second, and INFO every 2.5 s.
-    pub const OF_MANY: Pace = Pace { tick: Duration::from_millis(500), ticks_per_info: 5 };
+    pub const OF_MANY: Pace = Pace { tick: Duration::from_millis(500), ticks_per_info: 5, eyes: 1 };
+
+    /// Shared by so many event loops.
+    pub fn among(self, eyes: usize) -> Pace {
+        Pace { eyes: eyes as u64, ..self }
+    }
 
     fn tick_ns(self) -> u64 {
         self.tick.as_nanos() as u64
@@ -51,8 +58,9 @@ const PATIENCE: u64 = 3_000 * MS;
 const PATIENCE_HUNG: u64 = 60_000 * MS;
 const FIRST_PAUSE: u64 = 200 * MS;
 const LONGEST_PAUSE: u64 = 5_000 * MS;
-/// Newcomers are dialled so far apart: the first row of a node, with all its texts, costs as much as ten others.
-const NEWCOMER_APART: u64 = 10 * MS;
+/// New nodes are dialled this far apart, over all event loops: the first row of a node, with all its texts, costs the
+/// one thread that writes as much as ten others.
+const NEWCOMER_APART: u64 = 5 * MS;
 /// A node that stays away is told again, so that a reader need not look far back.
 const TELL_AGAIN: u64 = TELL_AGAIN_MS * MS;
 /// Of an error that is kept.
@@ -194,7 +202,7 @@ impl Eye {
                     let tick = self.pace.tick_ns();
                     let next_tick = (now_ns() / tick + 1) * tick + node as u64 % GROUPS * (tick / GROUPS);
                     io.timer(next_tick, node as u64);
-                    self.last_dial_at = now_ns().max(self.last_dial_at + NEWCOMER_APART);
+                    self.last_dial_at = now_ns().max(self.last_dial_at + NEWCOMER_APART * self.pace.eyes);
                     let mut link = Link::new(*target, peer, next_tick, node as u64 / GROUPS % self.pace.ticks_per_info);
                     link.dial_at = self.last_dial_at;
                     self.links.insert(node, link);

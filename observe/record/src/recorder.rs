@@ -179,7 +179,9 @@ impl Recorder {
         let owing = host.then_some(owing);
         let shared = Arc::new(Shared::default());
         let mut threads = Vec::new();
-        let eyes = (0..std::thread::available_parallelism().map_or(1, usize::from))
+        let eyes = std::thread::available_parallelism().map_or(1, usize::from);
+        let pace = pace.among(eyes);
+        let eyes = (0..eyes)
             .map(|_| {
                 let (orders, taken) = channel();
                 let (waiting, owing) = (shared.waiting.clone(), owing.clone());
