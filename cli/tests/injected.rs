@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use jiff::Timestamp;
 use unslow_client::Connection;
 use unslow_doctor::{Finding, Report, Severity};
 use unslow_engine::{Deployment, Engine, Shape, info};
@@ -188,6 +189,7 @@ impl Recorder {
         Some(Recorder { began: SystemTime::now(), ..recorder })
     }
 
+    /// Of the last part, so long, unless `more` says when.
     fn diagnose(&self, length: &str, more: &[&str]) -> Option<Report> {
         let mut doctor = Command::new(env!("CARGO_BIN_EXE_unslow"));
         doctor.args(["doctor", "--format", "json", "--quiet", "--for", length, "--recording"]);
@@ -196,8 +198,9 @@ impl Recorder {
         report.error.is_none().then_some(report)
     }
 
-    /// The diagnosis of the time since the fault began, once that is long enough, and that of the last seconds.
-    fn end(mut self, rule: &str) -> [Report; 2] {
+    /// The diagnosis of the window that the live one had, that of the time since the fault began, once that is long
+    /// enough, and that of the last seconds.
+    fn end(mut self, live: &Report, rule: &str) -> [Report; 3] {
         const ENOUGH: Duration = Duration::from_secs(14);
         let since = self.began.elapsed().unwrap_or_default();
         std::thread::sleep(ENOUGH.saturating_sub(since));
@@ -208,8 +211,11 @@ impl Recorder {
             std::env::var_os("UNSLOW_RECORD").map(|dir| PathBuf::from(dir).join(format!("{rule}-recorded.json")));
         let saved = saved.as_ref().and_then(|path| path.to_str());
         let more: Vec<&str> = saved.map_or(Vec::new(), |path| vec!["--save", path]);
-        let lengths = [&format!("{}ms", length.as_millis()), "7s"];
-        lengths.map(|length| self.diagnose(length, &more).expect("a diagnosis of the recording"))
+        let since = format!("{}ms", length.as_millis());
+        let began = Timestamp::from_millisecond(live.at_ms as i64).expect("a time of this century").to_string();
+        let same = (format!("{}ms", (live.window_s * 1000.0) as u64), vec!["--at", &began]);
+        let windows = [same, (since, more.clone()), ("7s".into(), more)];
+        windows.map(|(length, more)| self.diagnose(&length, &more).expect("a diagnosis of the recording"))
     }
 }
 
@@ -249,9 +255,10 @@ fn is_named_first(rule: &str) {
         std::thread::sleep(Duration::from_millis(300));
         let (report, load) = diagnose(beside(&lab, 0), &lab.url(), rule);
         if let Some(recorder) = recorder {
-            let [since, lately] = recorder.end(rule).map(|recorded| named(&recorded, &load, rule).join(" "));
+            let recorded = recorder.end(&report, rule);
+            let [same, since, lately] = recorded.map(|recorded| named(&recorded, &load, rule).join(" "));
             let live = named(&report, &load, rule).join(" ");
-            let line = format!("{rule:<28} live {live:<28} recorded {since:<28} lately {lately}");
+            let line = format!("{rule:<28} live {live:<28} recorded {same:<28} since {since:<28} lately {lately}");
             table("UNSLOW_TABLE_RECORDED", &line);
         }
         drop((application, active));
