@@ -10,9 +10,9 @@ use crate::table::table;
 
 #[derive(Args)]
 #[command(
-    after_help = "What a running process uses stays, and is named. Labs that run are ended by `unslow lab down`; \
-                  recordings and reports are where you put them.\n\nExamples:\n  unslow clean --dry-run\n  unslow \
-                  clean --engines"
+    after_help = "What a running process uses stays, as far as this user may see it, and is named. Labs that run are \
+                  ended by `unslow lab down`; recordings and reports are where you put them.\n\nExamples:\n  unslow \
+                  clean --dry-run\n  unslow clean --engines"
 )]
 pub struct CleanArguments {
     /// Remove the engines as well: they are fetched again when they are needed

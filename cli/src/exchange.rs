@@ -18,7 +18,7 @@ use crate::when::local_time;
 /// What `cannot_see` calls the deployment as a whole.
 const DEPLOYMENT: &str = "deployment";
 
-/// What a tool is told of one rule, or of one incident.
+/// What a tool is told about one rule or one incident.
 struct Check {
     /// Stays the same from run to run.
     name: String,
@@ -30,7 +30,7 @@ struct Check {
 enum Said {
     Absent,
     Found(Fault),
-    /// Neither a fault of its own nor ruled out, and why.
+    /// Neither found as a cause nor ruled out; the text says why.
     Skipped(String),
 }
 
@@ -43,7 +43,7 @@ struct Fault {
     subjects: Vec<String>,
 }
 
-/// Everything that is told of a deployment, or of a recording.
+/// Everything a tool is told about a deployment or a recording.
 struct Told {
     name: String,
     checks: Vec<Check>,
@@ -135,7 +135,9 @@ fn of_rules(report: &Report, is_blind: bool, fails: impl Fn(&Finding) -> bool) -
     // What of the deployment as a whole was not seen: servers, sections, a window that was cut short.
     let gaps = report.cannot_see.iter().filter(|gap| gap.id == DEPLOYMENT);
     let cut_short = report.cut_short.then_some("the window was cut short");
-    let gaps: Vec<&str> = gaps.map(|gap| gap.why.as_str()).chain(cut_short).collect();
+    let idle = "no application used it, so what it does under load was not seen";
+    let idle = (report.verdict == Conclusion::Idle).then_some(idle);
+    let gaps: Vec<&str> = gaps.map(|gap| gap.why.as_str()).chain(cut_short).chain(idle).collect();
     if !gaps.is_empty() {
         all.push(Check::skipped(DEPLOYMENT.into(), DEPLOYMENT, gaps.join("; ")));
     }

@@ -95,6 +95,10 @@ fn a_rule_has_not_passed_where_servers_could_not_be_measured() {
     let cases = self::cases(&report(Exchange::Junit, &blind, costs).unwrap());
     assert!(!blind.looked.absent.is_empty() && blind.looked.absent.iter().all(|id| cases[id] == "skipped"));
     assert_eq!(cases["diagnosis"], "error");
+    let mut idle = diagnose(&facts("keys_command"), &[]);
+    idle.verdict = Conclusion::Idle;
+    let xml = report(Exchange::Junit, &idle, costs).unwrap();
+    assert!(self::cases(&xml)[DEPLOYMENT] == "skipped" && xml.contains("no application used it"), "{xml}");
 }
 
 #[test]

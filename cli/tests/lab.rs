@@ -432,6 +432,9 @@ fn clean_removes_what_unslow_has_left_and_nothing_else() {
     let library = dir.path().join("libunslow_preload-1.so");
     let mut user = std::process::Command::new("sleep");
     let user = Running(user.arg("600").env("PRELOADED", &library).spawn().unwrap());
+    // A drill that runs now has its history open, and nothing else shows that it uses the place.
+    let history = std::fs::File::open(dir.path().join("evidence/kill/1/history.jsonl")).unwrap();
+    let drill = Running(std::process::Command::new("sleep").arg("600").stdin(history).spawn().unwrap());
     let outcomes = |words: &[&str]| -> Vec<(String, String)> {
         let output = run(&[words, &["--format", "json"]].concat());
         let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -448,6 +451,9 @@ fn clean_removes_what_unslow_has_left_and_nothing_else() {
             ("preloaded library", "in_use"),
         ])
     };
+    let during = outcomes(&["clean", "--dry-run"]);
+    assert!(during.contains(&("evidence of drills".into(), "in_use".into())), "{during:?}");
+    drop(drill);
     assert_eq!(outcomes(&["clean", "--dry-run"]), expected("would_be_removed"));
     assert!(dir.path().join("evidence/kill").exists());
     assert_eq!(outcomes(&["clean"]), expected("removed"));

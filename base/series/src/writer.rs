@@ -600,7 +600,7 @@ impl<D: Disk> Writer<D> {
             if written { self.files.sync(&name).map(|()| true) } else { Ok(false) }
         });
         if !matches!(written, Ok(true)) {
-            // The older one goes on: what stands in this one would be taken for newer.
+            // The older log stays in use, and readers would take this one for the newer of the two.
             let _ = self.files.disk.remove(&name);
             return written;
         }

@@ -39,7 +39,7 @@ impl Pace {
     /// Of many servers that a person looks at: two PINGs a second, and INFO every 2.5 s.
     pub const OF_MANY: Pace = Pace { tick: Duration::from_millis(500), ticks_per_info: 5, eyes: 1 };
 
-    /// Shared by so many event loops.
+    /// The same pace, with the dialling split among this many event loops.
     pub fn among(self, eyes: usize) -> Pace {
         Pace { eyes: eyes as u64, ..self }
     }

@@ -38,12 +38,12 @@ pub struct Holding {
     pub path: PathBuf,
     /// On disk, as the file system counts.
     pub bytes: u64,
-    /// A process that runs it, or was started with it.
+    /// A process that runs it, has it open, or was started with it.
     pub used_by: Option<u32>,
 }
 
-/// Everything in the cache. Fails where something lies beside it that is not unslow's: then the directory serves
-/// another purpose as well, and a folder of that name may be somebody's own.
+/// Everything in the cache. Fails if the directory also holds anything that is not unslow's: it is then shared with
+/// other uses, and a folder with one of our names may belong to the user.
 pub fn holdings() -> Result<Vec<Holding>, Error> {
     let (cache, mut found, mut foreign) = (cache_dir(), Vec::new(), Vec::new());
     let is_installing = is_installing(&cache.join("engines"));
@@ -60,8 +60,8 @@ pub fn holdings() -> Result<Vec<Holding>, Error> {
     }
     if let Some(name) = foreign.first() {
         return Err(Error::new(format!(
-            "{}: {name} in it is not unslow's, so nothing in it is removed; give unslow a directory of its own \
-             (UNSLOW_CACHE)",
+            "{}: it also holds {name}, which is not unslow's, so nothing was removed; give unslow a directory of its \
+             own (UNSLOW_CACHE)",
             cache.display()
         )));
     }
@@ -86,7 +86,7 @@ fn engine(path: &Path) -> Option<(Purpose, PathBuf)> {
     Some((purpose, path.to_path_buf()))
 }
 
-/// Whether an installation goes on.
+/// Whether an installation is in progress.
 fn is_installing(engines: &Path) -> bool {
     let locks = entries(engines).into_iter().filter(|path| path.extension().is_some_and(|end| end == "lock"));
     locks.filter_map(|path| fs::File::open(path).ok()).any(|lock| lock.try_lock().is_err())
@@ -122,15 +122,18 @@ fn bytes_of(path: &Path) -> u64 {
     at.blocks() * 512 + inside
 }
 
-/// Of each process that has to do with the cache, as far as it may be looked at: what it has mapped, and what it was
-/// started with. Ours is none of them.
+/// For each process that uses the cache, as far as this user may look at it: what it has mapped and open, and what it
+/// was started with. Our own process is left out.
 fn in_use(cache: &Path) -> Vec<(u32, Vec<u8>)> {
     let ours = std::process::id();
     let pids = entries(Path::new("/proc")).into_iter().filter_map(|path| name_of(&path).parse::<u32>().ok());
     let text = |pid: u32| {
         let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
-        let cwd = fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
-        [read("maps"), read("environ"), read("cmdline"), cwd.as_os_str().as_bytes().to_vec()].join(&b'\n')
+        let open = entries(Path::new(&format!("/proc/{pid}/fd")));
+        let links = open.into_iter().chain([format!("/proc/{pid}/cwd").into()]);
+        let places =
+            links.filter_map(|link| fs::read_link(link).ok()).map(|place| place.as_os_str().as_bytes().to_vec());
+        [read("maps"), read("environ"), read("cmdline")].into_iter().chain(places).collect::<Vec<_>>().join(&b'\n')
     };
     let texts = pids.filter(|pid| *pid != ours).map(|pid| (pid, text(pid)));
     texts.filter(|(_, text)| contains(text, cache.as_os_str().as_bytes())).collect()
