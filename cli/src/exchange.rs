@@ -134,10 +134,9 @@ fn of_rules(report: &Report, is_blind: bool, fails: impl Fn(&Finding) -> bool) -
     }
     // What of the deployment as a whole was not seen: servers, sections, a window that was cut short.
     let gaps = report.cannot_see.iter().filter(|gap| gap.id == DEPLOYMENT);
-    let cut_short = report.cut_short.then_some("the window was cut short");
     let idle = "no application used it, so what it does under load was not seen";
     let idle = (report.verdict == Conclusion::Idle).then_some(idle);
-    let gaps: Vec<&str> = gaps.map(|gap| gap.why.as_str()).chain(cut_short).chain(idle).collect();
+    let gaps: Vec<&str> = gaps.map(|gap| gap.why.as_str()).chain(idle).collect();
     if !gaps.is_empty() {
         all.push(Check::skipped(DEPLOYMENT.into(), DEPLOYMENT, gaps.join("; ")));
     }
