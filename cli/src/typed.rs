@@ -19,6 +19,11 @@ pub fn retention(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::from_secs(60)..=Duration::from_secs(3650 * 86_400))
 }
 
+/// An answer that takes this long is a stall. At 3 s the connection is given up, and each stall is an event of its own.
+pub fn stall(text: &str) -> Result<Duration, Error> {
+    parse_time_within(text, Duration::from_millis(50)..=Duration::from_secs(2))
+}
+
 /// A delay that a run measures against: at most an hour.
 pub fn short_time(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::ZERO..=Duration::from_secs(3600))
@@ -47,6 +52,8 @@ mod tests {
         }
         assert_eq!(end_after("36h"), Ok(Duration::from_secs(129_600)));
         assert_eq!(short_time("250us"), Ok(Duration::from_micros(250)));
+        assert_eq!(stall("0.25"), Ok(Duration::from_millis(250)));
+        assert!(stall("1ms").is_err() && stall("5s").is_err());
         assert!(lasting("250us").is_err() && lasting("2d").is_err() && short_time("2h").is_err());
     }
 }

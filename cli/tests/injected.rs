@@ -21,6 +21,7 @@ use jiff::Timestamp;
 use unslow_client::Connection;
 use unslow_doctor::{Finding, Report, Severity};
 use unslow_engine::{Deployment, Engine, Shape, info};
+use unslow_facts::Facts;
 use unslow_lab::faults::{self, Fault, Takes};
 use unslow_lab::lab::Lab;
 use unslow_testkit::{Load, Noise, skip, tried_while_busy, until};
@@ -51,7 +52,7 @@ const NEIGHBOURS: &[&str] = &["noisy_neighbour", "hypervisor_steal"];
 
 /// What it names above info, in order. A neighbour that is really there does not count; where it leads to the rule,
 /// that is named.
-fn named(report: &Report, load: &Load, rule: &str) -> Vec<String> {
+fn all_named(report: &Report, load: &Load, rule: &str) -> Vec<String> {
     let mut all = Vec::new();
     for finding in report.findings.iter().filter(|f| f.severity > Severity::Info) {
         if !NEIGHBOURS.contains(&finding.id.as_str()) || NEIGHBOURS.contains(&rule) || !load.busy() {
@@ -184,13 +185,19 @@ impl Recorder {
         record.args(["record", &lab.url(), "--quiet", "--every", "1s", "--for", "90s", "--dir"]);
         let process = record.arg(scratch.path().join("r")).spawn().expect("the binary runs");
         let recorder = Recorder { process, scratch, began: SystemTime::now() };
-        until("the recorder to have asked for everything", || recorder.diagnose("2s", &[]).is_some());
-        std::thread::sleep(Duration::from_secs(1));
+        // Once a machine's servers are known, what they use is counted every second.
+        until("the recorder to have asked for everything", || {
+            let path = recorder.scratch.path().join("ready.json");
+            let save = ["--save".to_string(), path.display().to_string()];
+            recorder.diagnose("2s", &save).is_some()
+                && std::fs::read_to_string(&path)
+                    .is_ok_and(|text| Facts::from_json(&text).is_ok_and(|f| f.hosts.iter().any(|h| h.window_s < 4.0)))
+        });
         Some(Recorder { began: SystemTime::now(), ..recorder })
     }
 
     /// Of the last part, so long, unless `more` says when.
-    fn diagnose(&self, length: &str, more: &[&str]) -> Option<Report> {
+    fn diagnose(&self, length: &str, more: &[String]) -> Option<Report> {
         let mut doctor = Command::new(env!("CARGO_BIN_EXE_unslow"));
         doctor.args(["doctor", "--format", "json", "--quiet", "--for", length, "--recording"]);
         doctor.arg(self.scratch.path().join("r")).args(more);
@@ -200,21 +207,23 @@ impl Recorder {
 
     /// The diagnosis of the window that the live one had, that of the time since the fault began, once that is long
     /// enough, and that of the last seconds.
-    fn end(mut self, live: &Report, rule: &str) -> [Report; 3] {
+    fn end(&mut self, live: &Report, rule: &str) -> [Report; 3] {
         const ENOUGH: Duration = Duration::from_secs(14);
         let since = self.began.elapsed().unwrap_or_default();
         std::thread::sleep(ENOUGH.saturating_sub(since));
         let length = self.began.elapsed().unwrap_or(ENOUGH);
         let _ = self.process.kill();
         let _ = self.process.wait();
-        let saved =
-            std::env::var_os("UNSLOW_RECORD").map(|dir| PathBuf::from(dir).join(format!("{rule}-recorded.json")));
-        let saved = saved.as_ref().and_then(|path| path.to_str());
-        let more: Vec<&str> = saved.map_or(Vec::new(), |path| vec!["--save", path]);
+        let saved = |which: &str| {
+            let dir = std::env::var_os("UNSLOW_RECORD").map(PathBuf::from);
+            let path = dir.map(|dir| dir.join(format!("{rule}-{which}.json")).display().to_string());
+            path.map_or(Vec::new(), |path| vec!["--save".to_string(), path])
+        };
         let since = format!("{}ms", length.as_millis());
         let began = Timestamp::from_millisecond(live.at_ms as i64).expect("a time of this century").to_string();
-        let same = (format!("{}ms", (live.window_s * 1000.0) as u64), vec!["--at", &began]);
-        let windows = [same, (since, more.clone()), ("7s".into(), more)];
+        let same = [vec!["--at".to_string(), began], saved("same")].concat();
+        let live = format!("{}ms", (live.window_s * 1000.0) as u64);
+        let windows = [(live, same), (since, saved("since")), ("7s".into(), saved("lately"))];
         windows.map(|(length, more)| self.diagnose(&length, &more).expect("a diagnosis of the recording"))
     }
 }
@@ -247,26 +256,33 @@ fn is_named_first(rule: &str) {
             Takes::Processes if ["hang", "kill"].contains(&fault.name) => Some("node-2"),
             _ => None,
         };
-        let recorder = Recorder::start(&lab);
+        let mut recorder = Recorder::start(&lab);
         let active = fault.inject(&lab, target, None).unwrap_or_else(|e| panic!("{rule}: {e}"));
         // A path shows what it does to packets only under packets.
         let application = (fault.takes == Takes::Path).then(|| Application::start(&lab));
-        // Rates need a moment to be the fault's own, which it alone knows.
-        std::thread::sleep(Duration::from_millis(300));
+        // Rates need a moment to be the fault's own, which it alone knows; a recording's are those of whole seconds.
+        std::thread::sleep(Duration::from_millis(if recorder.is_some() { 1500 } else { 300 }));
         let (report, load) = diagnose(beside(&lab, 0), &lab.url(), rule);
-        if let Some(recorder) = recorder {
+        // The questions of a recorder beside it, which are many here, are a monitor's to the live diagnosis.
+        let is_recorded = recorder.is_some();
+        let is_ours = |id: &String| is_recorded && id == "monitoring_storm" && rule != "monitoring_storm";
+        let named = |report: &Report| -> Vec<String> {
+            all_named(report, &load, rule).into_iter().filter(|id| !is_ours(id)).collect()
+        };
+        let first_named = named(&report);
+        if let Some(recorder) = &mut recorder {
             let recorded = recorder.end(&report, rule);
-            let [same, since, lately] = recorded.map(|recorded| named(&recorded, &load, rule).join(" "));
-            let live = named(&report, &load, rule).join(" ");
+            // A recording knows its own questions from those of a monitor.
+            let [same, since, lately] = recorded.each_ref().map(|report| all_named(report, &load, rule).join(" "));
+            let live = first_named.join(" ");
             let line = format!("{rule:<28} live {live:<28} recorded {same:<28} since {since:<28} lately {lately}");
             table("UNSLOW_TABLE_RECORDED", &line);
         }
         drop((application, active));
         let chain: Vec<&str> =
             report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());
-        let named = named(&report, &load, rule);
         let others = report.findings.iter().filter(|f| f.severity > Severity::Risk).map(|f| f.id.as_str());
-        let first = named.first().map_or("nothing", String::as_str);
+        let first = first_named.first().map_or("nothing", String::as_str);
         let others: Vec<&str> = others.filter(|id| *id != first).collect();
         let line = format!("{rule:<24} {first:<24} chain [{}] also [{}]", chain.join(" "), others.join(" "));
         table("UNSLOW_TABLE", &line);

@@ -25,6 +25,9 @@ pub struct Deployment {
     /// behind it were not seen: the only member, if any, is the proxy. `None` too where discovery could look behind it;
     /// a note says so.
     pub through: Option<String>,
+    /// The address of the node that was asked first in a cluster, and the questions that it has answered, word by word.
+    /// Questions to others, few and cheap, are not listed.
+    pub asked: (String, Vec<Vec<String>>),
     /// Members that must be dialled at another address than their own (the one the user gave).
     dial: BTreeMap<String, Endpoint>,
     /// Addresses that only a pub/sub message named.
@@ -40,6 +43,7 @@ impl Deployment {
             members: Vec::new(),
             notes: Vec::new(),
             through: None,
+            asked: Default::default(),
             dial: BTreeMap::new(),
             heard: BTreeSet::new(),
             target: Target { service: None, ..target.clone() },
@@ -128,7 +132,10 @@ pub(crate) fn servers(mut connection: ReadOnly, target: &Target, options: &Optio
     let mode = server.as_ref().and_then(|i| i.mode().map(str::to_string));
     match mode.as_deref() {
         Some("sentinel") => from_sentinel(&mut connection, &seed, target, &mut found)?,
-        Some("cluster") => from_cluster(&mut connection, &seed, &mut found)?,
+        Some("cluster") => {
+            from_cluster(&mut connection, &seed, &mut found)?;
+            found.asked.1 = connection.questions_answered();
+        }
         Some(_) => from_replication(connection, &seed, options, &mut found)?,
         // Whatever still answers tells what this is.
         None => match from_cluster(&mut connection, &seed, &mut found) {
@@ -198,6 +205,7 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
             continue;
         }
         if node.is("myself") {
+            found.asked.0.clone_from(&address);
             found.dial.insert(address.clone(), seed.clone());
         } else if let (true, Some(name), Some(Endpoint::Tcp(_, port))) =
             (found.target.tls, &node.hostname, host_port(&address, 6379))

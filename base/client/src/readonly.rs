@@ -159,6 +159,8 @@ pub struct ReadOnly {
     connection: Connection,
     /// Commands sent.
     pub commands: u64,
+    /// Those that were answered, word by word, where they are to be remembered.
+    answered: Option<Vec<Vec<String>>>,
 }
 
 impl ReadOnly {
@@ -174,7 +176,7 @@ impl ReadOnly {
                 }
             });
             match opened {
-                Ok(connection) => return Ok(ReadOnly { connection, commands: 0 }),
+                Ok(connection) => return Ok(ReadOnly { connection, commands: 0, answered: None }),
                 Err(e) if e.kind == ErrorKind::MaxClients && tries < 10 => {
                     tries += 1;
                     std::thread::sleep(Duration::from_millis(50));
@@ -189,11 +191,31 @@ impl ReadOnly {
         &self.connection
     }
 
+    /// Remembers what is asked from here on: for a connection that asks little.
+    pub(crate) fn remember(&mut self) {
+        self.answered = Some(Vec::new());
+    }
+
+    /// Questions that were answered since.
+    pub(crate) fn questions_answered(&mut self) -> Vec<Vec<String>> {
+        self.answered.take().unwrap_or_default()
+    }
+
+    fn note_answered<A: AsRef<[u8]>>(&mut self, args: &[A]) {
+        if let Some(all) = &mut self.answered {
+            all.push(args.iter().map(|word| String::from_utf8_lossy(word.as_ref()).into_owned()).collect());
+        }
+    }
+
     /// One command, if it is on the list.
     pub fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<Value, Error> {
         check(args)?;
         self.commands += 1;
-        self.connection.call(args)
+        let answer = self.connection.call(args);
+        if answer.is_ok() {
+            self.note_answered(args);
+        }
+        answer
     }
 
     /// Subscribes to a permitted channel and hands on its messages until `until`. The connection is of no other use
@@ -226,7 +248,10 @@ impl ReadOnly {
     pub fn pipeline<A: AsRef<[u8]>>(&mut self, commands: &[Vec<A>]) -> Result<Vec<Result<Value, Error>>, Error> {
         commands.iter().try_for_each(|c| check(c))?;
         self.commands += commands.len() as u64;
-        self.connection.pipeline(commands)
+        let answers = self.connection.pipeline(commands)?;
+        let answered = commands.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
+        answered.for_each(|(args, _)| self.note_answered(args));
+        Ok(answers)
     }
 }
 

@@ -135,9 +135,14 @@ impl Target {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (userinfo, hosts) = authority.rsplit_once('@').map_or((None, authority), |(u, h)| (Some(u), h));
         let default_port = if sentinel { 26379 } else { 6379 };
+        // Without an @ it may be a password whose host was forgotten.
+        let invalid = |host: &str, is_host: bool| match is_host || !host.contains(':') {
+            true => format!("invalid {host:?}; expected host[:port]"),
+            false => "what stands for host:port is none; expected host[:port], or :password@host[:port]".to_string(),
+        };
         let endpoints = hosts
             .split(',')
-            .map(|h| host_port(h, default_port).ok_or_else(|| bad(&format!("invalid {h:?}; expected host[:port]"))))
+            .map(|h| host_port(h, default_port).ok_or_else(|| bad(&invalid(h, userinfo.is_some()))))
             .collect::<Result<Vec<_>, _>>()?;
         let (user, password) = credentials(userinfo);
         let mut path_parts = path.split('/');

@@ -119,6 +119,7 @@ pub(crate) enum Met {
 /// Connects to `target` and finds out what answers there.
 pub(crate) fn meet(target: &Target, options: &Options) -> Result<Met, Error> {
     let opened = ReadOnly::open(target, options).and_then(|mut connection| {
+        connection.remember();
         let proxy = recognise(&mut connection, target)?;
         Ok((connection, proxy))
     });

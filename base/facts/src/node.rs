@@ -438,10 +438,18 @@ impl Node {
         }
     }
 
-    /// Connections that are not ours.
+    /// Connections that are not ours. Where the clients were listed within some seconds of the last INFO, both counts
+    /// are the list's: a diagnosis beside a recorder comes and goes.
     pub fn other_clients(&self) -> Option<f64> {
+        const CLOSE_MS: u64 = 3_000;
+        let listed = match &self.clients {
+            Seen::Yes { value, at_ms, .. } if at_ms.abs_diff(self.at_ms()) <= CLOSE_MS => {
+                value.ours.map(|ours| value.total.saturating_sub(ours) as f64)
+            }
+            _ => None,
+        };
         let ours = self.clients.value().and_then(|c| c.ours).unwrap_or(1);
-        Some((self.number("connected_clients")? - ours as f64).max(0.0))
+        listed.or_else(|| Some((self.number("connected_clients")? - ours as f64).max(0.0)))
     }
 
     /// CLUSTER NODES at the end of the window.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use jiff::Zoned;
+use serde_json::json;
 use unslow_record::{Figures, Tape};
 use unslow_units::{bytes, count};
 
@@ -46,6 +47,12 @@ pub fn export(
         }
         None => bytes(tape.export(from_ms..to_ms, file)? as f64),
     };
+    if output.json() {
+        let document = json!({
+            "schema": "unslow.record_export/1", "file": file, "from_ms": from_ms, "to_ms": to_ms, "what": what,
+        });
+        output.print_json(&document)?;
+    }
     let (from, to) = (local_time(from_ms.max(0) as u64), local_time(to_ms.max(0) as u64));
     output.note(&format!("{}: {from} to {to}, {what}", file.display()));
     Ok(0)

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
-use unslow_record::{Recorder, Settings, Tape};
+use unslow_record::{CloserLook, Recorder, Settings, Tape};
 use unslow_units::{bytes, count, parse_bytes, time_rough_s};
 
 use self::alarms::{Alarms, Board};
@@ -26,7 +26,7 @@ use crate::reach::Reach;
 use crate::server::Server;
 use crate::silences;
 use crate::table::table;
-use crate::typed::{end_after, lasting, retention};
+use crate::typed::{end_after, lasting, retention, stall};
 use crate::web::{Http, Web};
 use crate::when::local_time;
 
@@ -67,6 +67,10 @@ pub struct RecordArguments {
     /// Read the slow log this often; clients, settings and this machine are looked at every sixth time
     #[arg(long, value_parser = lasting, default_value = "10s", value_name = "TIME", conflicts_with = "config")]
     every: Duration,
+    /// Treat a PING that takes at least this long (50ms to 2s) as a stall: record it with its own time, and take a
+    /// closer look at the server
+    #[arg(long, value_parser = stall, default_value = "100ms", value_name = "TIME", conflicts_with = "config")]
+    stall: Duration,
     /// Run this with `sh -c` when an incident begins, gets worse and is over, its JSON on standard input; UNSLOW_EVENT
     /// is began, worse or over
     #[arg(long, value_name = "COMMAND", conflicts_with = "config")]
@@ -210,6 +214,7 @@ impl RecordArguments {
             every: plan.every,
             keys: plan.keys,
             host: plan.host,
+            stall: plan.stall,
         };
         let recorder = Recorder::start(settings, &plan.dir, store)?;
         for (url, why) in &recorder.silent {
@@ -243,6 +248,10 @@ impl RecordArguments {
     }
 }
 
+/// Closer looks of the last day of a recording are listed, the newest first.
+const LOOKS_OF: Duration = Duration::from_secs(86_400);
+const LOOKS_SHOWN: usize = 10;
+
 fn unix_ms() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
@@ -251,10 +260,12 @@ fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
     let tape = Tape::open(dir)?;
     let (span, size) = (tape.span(), size_of(dir)?);
     let all: Vec<_> = tape.deployments().into_iter().map(|url| (url.to_string(), tape.nodes(&url))).collect();
+    let looks = tape.closer_looks(tape.newest_ms() - LOOKS_OF.as_millis() as i64..tape.newest_ms() + 1);
     if output.json() {
         let deployments: Vec<_> = all.iter().map(|(url, nodes)| json!({ "url": url, "nodes": nodes })).collect();
         let document = json!({
             "schema": SCHEMA, "from_ms": span.from_ms, "to_ms": span.to_ms, "bytes": size, "deployments": deployments,
+            "closer_looks": looks,
         });
         output.print_json(&document)?;
         return Ok(0);
@@ -267,6 +278,17 @@ fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
         rows.extend(nodes.iter().map(|node| vec![url.clone(), node.clone()]));
     }
     let _ = write!(text, "{}", table(&rows));
+    if !looks.is_empty() {
+        let mut rows = vec![["closer look", "server", "reason"].map(str::to_string).to_vec()];
+        let row = |look: &CloserLook| {
+            vec![local_time(look.at_ms as u64), look.look.address.clone(), look.look.why.words().to_string()]
+        };
+        rows.extend(looks.iter().rev().take(LOOKS_SHOWN).map(row));
+        let _ = write!(text, "\n{}", table(&rows));
+        if let Some(more) = looks.len().checked_sub(LOOKS_SHOWN).filter(|more| *more > 0) {
+            let _ = writeln!(text, "and {more} more on its last day (--format json lists them)");
+        }
+    }
     output.print(&text)?;
     Ok(0)
 }
@@ -276,6 +298,9 @@ fn prune(dir: &Path, keep: Option<Duration>, max_size: Option<u64>, output: &Out
     Tape::open(dir)?;
     let gone = unslow_record::prune(dir, keep, max_size)?;
     output.note(&format!("{} deleted", bytes(gone as f64)));
+    if output.json() {
+        output.print_json(&json!({ "schema": "unslow.record_prune/1", "bytes": gone }))?;
+    }
     Ok(0)
 }
 

@@ -16,7 +16,7 @@ use super::notify::Listeners;
 use crate::fail_on::FailOn;
 use crate::reach::Reach;
 use crate::toml_text;
-use crate::typed::{lasting, retention};
+use crate::typed::{lasting, retention, stall};
 use crate::web::Http;
 
 /// All of it.
@@ -26,6 +26,7 @@ pub struct Plan {
     pub keep: Duration,
     pub max_size: Option<u64>,
     pub every: Duration,
+    pub stall: Duration,
     pub window: Duration,
     pub metrics: Option<String>,
     pub http: Http,
@@ -43,6 +44,7 @@ struct File {
     keep: Option<String>,
     max_size: Option<String>,
     every: Option<String>,
+    stall: Option<String>,
     window: Option<String>,
     metrics: Option<String>,
     http: Option<String>,
@@ -77,6 +79,7 @@ impl Plan {
             keep: arguments.keep,
             max_size: arguments.max_size,
             every: arguments.every,
+            stall: arguments.stall,
             window: arguments.window,
             metrics: arguments.metrics.clone(),
             http: arguments.http.clone(),
@@ -115,6 +118,7 @@ impl Plan {
         self.keep = typed(file.keep, "keep", retention)?.unwrap_or(self.keep);
         self.max_size = typed(file.max_size, "max_size", parse_bytes)?;
         self.every = typed(file.every, "every", lasting)?.unwrap_or(self.every);
+        self.stall = typed(file.stall, "stall", stall)?.unwrap_or(self.stall);
         self.window = typed(file.window, "window", lasting)?.unwrap_or(self.window);
         let severity = |text: &str| FailOn::from_str(text, false);
         self.notify_from = typed(file.notify_from, "notify_from", severity)?.unwrap_or(self.notify_from);

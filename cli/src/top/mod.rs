@@ -121,7 +121,7 @@ impl TopArguments {
                 let targets = vec![self.server.target(self.url.as_deref(), &self.reach)?];
                 let options = self.reach.options()?;
                 let scratch = Scratch::new()?;
-                let settings = Settings { targets, options, every: ASK, keys, host: true };
+                let settings = Settings { targets, options, every: ASK, keys, host: true, stall: Settings::STALL };
                 let store = Store { retain_for: Some(KEPT), retain_bytes: Some(KEPT_BYTES), ..Store::default() };
                 let recorder = Recorder::start(settings, scratch.dir(), store)?;
                 (Some(scratch), Some(recorder))

@@ -54,7 +54,8 @@ impl Live {
     pub fn start(target: Target, options: Options, window: Duration, show_keys: bool) -> anyhow::Result<Live> {
         let watching = Watching::new(&target.url(), window.as_millis() as i64);
         let keys = if show_keys { Keys::Shown } else { Keys::Hashed };
-        let settings = Settings { targets: vec![target], options, every: ASK, keys, host: true };
+        let settings =
+            Settings { targets: vec![target], options, every: ASK, keys, host: true, stall: Settings::STALL };
         let recorder = ManuallyDrop::new(Recorder::watch(settings, watching.clone())?);
         let verdict = (Mood::Unknown, "measuring".to_string());
         let now = Instant::now();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use unslow_client::{Error, ErrorKind, Options, ReadOnly, Target, Value};
+use unslow_client::{Deployment, Error, ErrorKind, Options, ReadOnly, Target, Value};
 use unslow_facts::{Gap, Lack, Own, Seen};
 
 use crate::now_ms;
@@ -127,6 +127,21 @@ impl Ask {
             *self.own.errors.entry(code.to_string()).or_default() += 1;
         }
     }
+}
+
+/// What finding a deployment has cost the server that was asked first, and its address: the greeting of a connection,
+/// and the questions on it.
+pub fn asked(found: &Deployment, target: &Target, options: &Options) -> (String, Own) {
+    let mut own = Own::default();
+    let (address, questions) = &found.asked;
+    if !questions.is_empty() {
+        let greeting = greeting(target, options, options.protocol);
+        greeting.into_iter().for_each(|command| own.executed(command));
+        questions.iter().for_each(|words| own.executed(&name_in_stats(words)));
+        // The first two come in one write, and so does the greeting, but for its PING.
+        own.reads = questions.len() as u64 + 1;
+    }
+    (address.clone(), own)
 }
 
 /// What the server executes before a connection is ready, as commandstats names it.

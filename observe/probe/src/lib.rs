@@ -37,6 +37,7 @@ use unslow_topology::{DeploymentKind, Member, Role};
 
 use clock::Clock;
 
+pub use ask::asked;
 pub use cost::Paid;
 pub use inquiry::{Inquiry, Round};
 pub use node::same_server;

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use unslow_series::{Directory, Item, Memory, Reader, Stamp, Writer};
 
+use crate::around::{HOST_MS, LOOK_BACK_MS};
 use crate::scheme::SECONDS;
 use crate::seconds::SECONDS_MS;
-use crate::tape::{FRESH_MS, HOST_MS, LOOK_BACK_MS, Tape, TapeError};
+use crate::tape::{FRESH_MS, Tape, TapeError};
 
 /// Rows between two looks at whether a chunk is full.
 const BETWEEN_TICKS: u64 = 1_000;

@@ -19,7 +19,7 @@ use unslow_series::Stamp;
 use crate::closer::{Begun, Closer, is_deep};
 use crate::notes::{NodeNumber, Note, Owing, Saw, Waiting};
 use crate::pings::Pings;
-use crate::scheme::{Away, STALL_US, Stall, TELL_AGAIN_MS};
+use crate::scheme::{Away, LookedFor, STALLS_FROM, Stall, TELL_AGAIN_MS};
 
 const MS: u64 = 1_000_000;
 /// How often a node is asked.
@@ -31,21 +31,33 @@ pub struct Pace {
     ticks_per_info: u64,
     /// Event loops that dial.
     eyes: u64,
+    /// An answer that takes at least as long is a stall.
+    stall: Duration,
 }
 
 impl Pace {
     /// Ten PINGs and one INFO a second.
-    pub const RECORDED: Pace = Pace { tick: Duration::from_millis(100), ticks_per_info: 10, eyes: 1 };
+    pub const RECORDED: Pace =
+        Pace { tick: Duration::from_millis(100), ticks_per_info: 10, eyes: 1, stall: STALLS_FROM };
     /// Of many servers that a person looks at: two PINGs a second, and INFO every 2.5 s.
-    pub const OF_MANY: Pace = Pace { tick: Duration::from_millis(500), ticks_per_info: 5, eyes: 1 };
+    pub const OF_MANY: Pace = Pace { tick: Duration::from_millis(500), ticks_per_info: 5, eyes: 1, stall: STALLS_FROM };
 
     /// The same pace, with the dialling split among this many event loops.
     pub fn among(self, eyes: usize) -> Pace {
         Pace { eyes: eyes as u64, ..self }
     }
 
+    /// The same pace, with stalls from this length on.
+    pub fn stalls_from(self, stall: Duration) -> Pace {
+        Pace { stall, ..self }
+    }
+
     fn tick_ns(self) -> u64 {
         self.tick.as_nanos() as u64
+    }
+
+    fn stall_us(self) -> u64 {
+        self.stall.as_micros() as u64
     }
 }
 
@@ -80,7 +92,7 @@ pub enum Order {
         peer: Peer,
     },
     /// Looks at it closely for a while, unless it did a moment ago.
-    LookCloser(NodeNumber),
+    LookCloser(NodeNumber, LookedFor),
     /// Asks it no more.
     Leave(NodeNumber),
     Stop,
@@ -176,11 +188,7 @@ impl Eye {
     fn obey(&mut self, io: &mut Io, order: Order) {
         match order {
             Order::Stop => io.stop(),
-            Order::LookCloser(node) => {
-                if let Some(link) = self.links.get_mut(&node) {
-                    self.closer.look(&mut link.deep_at, now_ns());
-                }
-            }
+            Order::LookCloser(node, why) => self.look_closer(node, why),
             Order::Leave(node) => {
                 self.hang_up(io, node);
                 self.links.remove(&node);
@@ -211,6 +219,14 @@ impl Eye {
         }
     }
 
+    /// Unless it did a moment ago.
+    fn look_closer(&mut self, node: NodeNumber, why: LookedFor) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        if self.closer.look(&mut link.deep_at, now_ns()) {
+            self.tell(node, Saw::Looked(why));
+        }
+    }
+
     /// False if it was lost.
     fn tell(&mut self, node: NodeNumber, saw: Saw) -> bool {
         self.waiting.tell(&self.seen, Note::Saw(node, stamp(), saw))
@@ -227,7 +243,7 @@ impl Eye {
         link.ticks += 1;
         link.info_due |= link.ticks % self.pace.ticks_per_info == 0 || is_deep(link.deep_at, now);
         io.timer(link.next_tick, node as u64);
-        if link.is_kept_waiting(now) {
+        if link.is_kept_waiting(now, self.pace.stall_us()) {
             link.is_told_owing = true;
             tell_owing(self.owing.as_ref(), Owing::Still(node));
         }
@@ -319,13 +335,13 @@ impl Eye {
     fn is_back(&mut self, node: NodeNumber, teller: Teller) {
         let Some(link) = self.links.get_mut(&node) else { return };
         let Some(was) = link.away.take_if(|(_, told_by)| *told_by == teller) else { return };
-        self.closer.look(&mut link.deep_at, now_ns());
         if !self.tell(node, Saw::Away(None))
             && let Some(link) = self.links.get_mut(&node)
         {
             // Its next word tells it again.
             link.away = Some(was);
         }
+        self.look_closer(node, LookedFor::Back);
     }
 
     /// A word of a node, whatever it says. `is_short` where it was a short question that it answers: what it takes to
@@ -341,8 +357,8 @@ impl Eye {
         link.owes_since = (!link.asked.is_empty()).then_some(now);
         // A host that took no connection did not keep anybody waiting on one.
         let waited = link.away.as_ref().is_none_or(|(away, _)| away.silent);
-        if owed_us >= STALL_US && is_short && waited {
-            self.closer.look(&mut link.deep_at, now);
+        if owed_us >= self.pace.stall_us() && is_short && waited {
+            self.look_closer(node, LookedFor::Stall);
             self.tell(node, Saw::Stall(Stall { sent_ms: unix_ms().saturating_sub(owed_us / 1000), us: owed_us }));
         }
     }
@@ -400,7 +416,7 @@ impl Eye {
         match question {
             Question::Ping => {
                 let us = u32::try_from((now - at) / 1000).unwrap_or(u32::MAX);
-                if u64::from(us) < STALL_US {
+                if u64::from(us) < self.pace.stall_us() {
                     link.pings.add(us);
                 }
             }
@@ -468,12 +484,12 @@ impl Link {
     }
 
     /// Whether it took a connection and has owed a short answer for as long as makes a stall.
-    fn is_kept_waiting(&self, now: u64) -> bool {
+    fn is_kept_waiting(&self, now: u64, stall_us: u64) -> bool {
         if matches!(self.asked.front(), Some((Question::Info, _))) {
             return false; // the PING before it was answered
         }
         let is_reached = self.opened || self.away.as_ref().is_some_and(|(away, _)| away.silent);
-        is_reached && self.owes_since.is_some_and(|since| now - since >= STALL_US * 1000)
+        is_reached && self.owes_since.is_some_and(|since| now - since >= stall_us * 1000)
     }
 
     fn pause(&mut self, now: u64) {

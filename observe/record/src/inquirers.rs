@@ -2,7 +2,7 @@
 //! hangs keeps one thread for as long as the options' timeouts.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::mpsc::{Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,15 +15,17 @@ use unslow_topology::{DeploymentKind, Member, Role};
 
 use crate::closer::CALM;
 use crate::eye::{Order, stamp};
-use crate::notes::{NodeNumber, Note};
-use crate::scheme::{Listed, Listing, TELL_AGAIN_MS};
+use crate::notes::{NodeNumber, Note, Questions};
+use crate::scheme::{Listed, Listing, LookedFor, TELL_AGAIN_MS};
 
 /// Every so many rounds all of it is asked.
 pub const ROUNDS_PER_WHOLE: u32 = 6;
-/// It asks things that are not taken off as ours, so it is rare where nothing changes.
+/// It is rare where nothing changes.
 const DISCOVER: Duration = Duration::from_secs(600);
 /// Not more than one server is asked within this: of hundreds each is asked more rarely.
 const PACE: Duration = Duration::from_millis(50);
+/// A round that comes so late after what it was asked for is one as any other.
+const BECAUSE: Duration = Duration::from_secs(10);
 /// While nothing is to be asked.
 const IDLE: Duration = Duration::from_secs(60);
 /// A failover changes several servers within moments.
@@ -32,6 +34,10 @@ const SOON: Duration = Duration::from_secs(1);
 const LIST_AGAIN: Duration = Duration::from_millis(TELL_AGAIN_MS);
 /// While it does not answer.
 const DISCOVER_AGAIN: Duration = Duration::from_secs(10);
+/// A node whose figures jump again and again is asked for it as often as that at most,
+const CALM_AFTER_JUMP: Duration = Duration::from_secs(30);
+/// and so many nodes in that time: what all of them have in common is seen at some of them.
+const JUMPED_AT_ONCE: usize = 16;
 /// A node that is not listed any more is asked for this long: a dead replica is not in its master's list either.
 const UNLISTED: Duration = Duration::from_secs(600);
 
@@ -66,8 +72,30 @@ struct Asked {
     /// With its thread while it is asked.
     inquiry: Option<Inquiry>,
     round: u32,
-    /// When a stall asked for a whole round.
-    hurried: Option<Instant>,
+    /// When a whole round was asked for early, by [`Why`].
+    hurried: [Option<Instant>; 2],
+    /// Another one is wanted once the one that is in progress is over.
+    again: bool,
+}
+
+/// Why all questions are asked now, and not when they are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A node stood still, changed places, or has a grave finding.
+    Stood,
+    /// Its figures are not what they were.
+    Jumped,
+}
+
+impl Why {
+    /// Not again for the same reason within this.
+    fn calm(self, every: Duration) -> Duration {
+        match self {
+            Why::Stood => CALM,
+            // So they double the price of whole rounds at most.
+            Why::Jumped => CALM_AFTER_JUMP.max(every * rounds_per_whole(every) / 2),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -78,6 +106,8 @@ struct State {
     /// The newest answer of each node, for those who look at its machine.
     nodes: HashMap<NodeNumber, Arc<Node>>,
     next_number: NodeNumber,
+    /// When rounds were asked for because of jumps.
+    jumped: VecDeque<Instant>,
     ended: bool,
 }
 
@@ -157,21 +187,31 @@ impl Inquirers {
     }
 
     /// Something happens there that is worth every question.
-    pub fn look_closer(&self, number: NodeNumber) {
-        self.order(number, Order::LookCloser(number));
-        self.ask_soon(number);
+    pub fn look_closer(&self, number: NodeNumber, why: LookedFor) {
+        self.order(number, Order::LookCloser(number, why));
+        self.ask_soon(number, if why == LookedFor::Errors { Why::Jumped } else { Why::Stood });
     }
 
-    /// A node stood still: all questions, at once, unless that was asked for a moment ago.
-    pub fn ask_soon(&self, number: NodeNumber) {
+    /// All questions to a node, at once, unless that was asked for a moment ago.
+    pub fn ask_soon(&self, number: NodeNumber, why: Why) {
         let mut state = self.state();
-        let Some(asked) = state.asked.get_mut(&number).filter(|a| a.hurried.is_none_or(|at| at.elapsed() > CALM))
-        else {
+        let calm = why.calm(self.pace(&state));
+        while state.jumped.front().is_some_and(|at| at.elapsed() > CALM_AFTER_JUMP) {
+            state.jumped.pop_front();
+        }
+        if why == Why::Jumped && state.jumped.len() >= JUMPED_AT_ONCE {
             return;
-        };
-        (asked.round, asked.hurried) = (0, Some(Instant::now()));
-        if asked.inquiry.is_none() {
-            return; // its thread sees to it
+        }
+        let is_calm = |asked: &&mut Asked| asked.hurried[why as usize].is_none_or(|at| at.elapsed() > calm);
+        let Some(asked) = state.asked.get_mut(&number).filter(is_calm) else { return };
+        (asked.round, asked.hurried[why as usize]) = (0, Some(Instant::now()));
+        asked.again = asked.inquiry.is_none(); // its thread sees to it
+        let is_asked_now = asked.again;
+        if why == Why::Jumped {
+            state.jumped.push_back(Instant::now());
+        }
+        if is_asked_now {
+            return;
         }
         state.jobs.retain(|job| job.0.1 != Job::Ask(number));
         state.jobs.push(Reverse((Instant::now(), Job::Ask(number))));
@@ -187,6 +227,11 @@ impl Inquirers {
             ..Node::new(&node.address, node.role)
         };
         self.state().nodes.iter().map(|(number, node)| (*number, of(node))).collect()
+    }
+
+    /// From one round of a node to the next.
+    fn pace(&self, state: &State) -> Duration {
+        self.every.max(PACE * u32::try_from(state.asked.len()).unwrap_or(u32::MAX))
     }
 
     pub fn end(&self) {
@@ -240,11 +285,20 @@ impl Inquirers {
         waker.wake();
     }
 
+    /// What a discovery asked is ours as well: of a large cluster it costs milliseconds.
+    fn discovered(&self, place: usize, found: &Deployment) {
+        let target = self.state().watched[place].target.clone();
+        let (address, own) = unslow_probe::asked(found, &target, &self.options);
+        let number = self.state().watched[place].numbers.get(&address).map(|number| number.number);
+        number.into_iter().for_each(|number| self.tell(Note::Discovered(number, own.clone())));
+    }
+
     fn discover(&self, place: usize) {
         let Some(target) = self.state().watched.get(place).map(|w| w.target.clone()) else { return };
         let pause = match discover(&target, &self.options) {
             Ok(found) => {
                 self.found(place, &found);
+                self.discovered(place, &found);
                 DISCOVER
             }
             // What was known of it stays: servers that are away are still its servers.
@@ -360,7 +414,7 @@ impl Inquirers {
             state.next_number += 1;
             state.watched[place].numbers.insert(member.address.clone(), Number { number, unlisted: None });
             let inquiry = Inquiry::new(member, target.clone(), self.options.clone(), self.salt.clone());
-            state.asked.insert(number, Asked { inquiry: Some(inquiry), round: 0, hurried: None });
+            state.asked.insert(number, Asked { inquiry: Some(inquiry), round: 0, hurried: [None; 2], again: false });
             let url = state.watched[place].url.clone();
             drop(state);
             self.tell(Note::Node { number, url, address: member.address.clone() });
@@ -375,20 +429,25 @@ impl Inquirers {
     fn ask(&self, number: NodeNumber) {
         let (taken, every) = {
             let mut state = self.state();
-            let every = self.every.max(PACE * u32::try_from(state.asked.len()).unwrap_or(u32::MAX));
+            let every = self.pace(&state);
             // One that is gone is not asked again.
             let asked = state.asked.get_mut(&number);
             (asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round))), every)
         };
         let Some((mut inquiry, round)) = taken else { return };
         let kind = if round.is_multiple_of(rounds_per_whole(every)) { Round::Whole } else { Round::Often };
+        if kind == Round::Whole {
+            self.tell(Note::Asking(number, true));
+        }
         let answer = if self.keeps_answers { inquiry.ask(kind) } else { inquiry.hand_over(kind) }.ok();
         let at = stamp();
         let mut state = self.state();
         let Some(asked) = state.asked.get_mut(&number) else { return };
         asked.inquiry = Some(inquiry);
-        // It stood still meanwhile, so that all of it is to be asked.
-        let is_hurried = asked.round != round;
+        // Something happened meanwhile, so that all of it is to be asked.
+        let is_hurried = std::mem::take(&mut asked.again);
+        let since = asked.hurried.iter().flatten().max().filter(|at| round == 0 && at.elapsed() < BECAUSE);
+        let because_ms = since.map(|at| at.elapsed().as_millis() as i64);
         match &answer {
             Some(_) if is_hurried => {}
             Some(_) => asked.round += 1,
@@ -404,7 +463,11 @@ impl Inquirers {
         drop(state);
         self.changed.notify_one();
         if let Some(node) = answer {
-            self.tell(Note::Asked(number, at, kind, node));
+            let because_ms = because_ms.map(|ago| at.wall_ms - ago);
+            self.tell(Note::Asked(number, at, Questions { round: kind, because_ms }, node));
+        }
+        if kind == Round::Whole {
+            self.tell(Note::Asking(number, false));
         }
     }
 }

@@ -14,11 +14,12 @@ use unslow_series::{Disk, Error, FieldId, SeriesId, Stamp, Value, Writer};
 use unslow_topology::fields_of;
 
 use crate::info;
-use crate::notes::{NodeNumber, Note, Saw};
+use crate::jumps::{self, Jump, Jumps};
+use crate::notes::{NodeNumber, Note, Questions, Saw};
 use crate::pings::Pings;
 use crate::scheme::{
-    ASKED, AWAY, Greeted, HOST, LARGE, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
-    Part, SECONDS, SENTINEL, SLOW, STALL, STANDING, STARTED, node_series,
+    ASKED, AWAY, Because, Closer, Greeted, HOST, LARGE, LISTING, LOOKED, LOST, Listing, MACHINE, OWN_COMMAND,
+    OWN_ERROR, OWN_READS, OWN_TOTAL, Part, SECONDS, SENTINEL, SLOW, STALL, STANDING, STARTED, node_series,
 };
 
 /// Fields of one node's INFO that are kept at most; a server has some 700 with all command statistics.
@@ -45,6 +46,8 @@ pub enum Told {
     Changed(NodeNumber),
     /// It stood still, or is back: who is connected, and what was slow, is worth asking now.
     AskSoon(NodeNumber),
+    /// Something has begun there, or ended.
+    Jumped(NodeNumber, Jump),
 }
 
 /// Takes what a recorder sees.
@@ -58,6 +61,8 @@ pub trait Take: Send + 'static {
 /// One node's.
 struct Kept {
     series: SeriesId,
+    /// Its deployment's URL, and its address.
+    of: Box<(String, String)>,
     fields: Fields,
     /// Digest of what was written last, and when.
     parts: BTreeMap<Part, (u64, u64)>,
@@ -65,10 +70,13 @@ struct Kept {
     newest: [Option<u64>; 3],
     /// What the expensive questions sent.
     own: Own,
+    /// What discoveries sent.
+    discovered: Own,
     /// Of the fields that tell of topology.
     topology: Option<u64>,
     /// When its last row was; none while this recorder has none.
     last: Option<Stamp>,
+    jumps: Jumps,
 }
 
 /// A field of INFO, as it was last.
@@ -80,12 +88,15 @@ struct Field {
     columns: Arc<[FieldId]>,
     numbers: SmallVec<[i64; 2]>,
     /// In which row it was last.
-    row: u64,
+    row: u32,
+    /// For jumps.
+    figure: Option<jumps::Place>,
 }
 
 impl Field {
     fn new(name: Arc<str>, template: Arc<str>) -> Field {
-        Field { name, value: String::new(), template, columns: Arc::default(), numbers: SmallVec::new(), row: 0 }
+        let (figure, numbers) = (jumps::place(&name), SmallVec::new());
+        Field { name, value: String::new(), template, columns: Arc::default(), numbers, row: 0, figure }
     }
 }
 
@@ -96,12 +107,12 @@ struct Fields {
     /// Places in `all`, by name.
     by_name: Vec<u32>,
     next: usize,
-    row: u64,
+    row: u32,
 }
 
 impl Fields {
     fn begin(&mut self) {
-        (self.next, self.row) = (0, self.row + 1);
+        (self.next, self.row) = (0, self.row.wrapping_add(1));
     }
 
     /// The field of this name; `None` for one that was in this row already, or is one too many.
@@ -232,7 +243,15 @@ impl<D: Disk> Keeper<D> {
                 let is_worth = matches!(saw, Saw::Stall(_) | Saw::Away(None));
                 return Ok(if is_worth { Told::AskSoon(*number) } else { Told::Nothing });
             }
-            Note::Asked(number, at, round, node) => self.asked(*number, *at, *round, node),
+            Note::Discovered(number, own) => {
+                self.nodes.get_mut(number).into_iter().for_each(|kept| kept.discovered.add(own));
+                Ok(())
+            }
+            Note::Asked(number, at, questions, node) => self.asked(*number, *at, *questions, node),
+            Note::Asking(number, begins) => {
+                self.nodes.get_mut(number).into_iter().for_each(|kept| kept.jumps.asking(*begins));
+                Ok(())
+            }
             Note::Sentinel { url, at, sentinel } => {
                 let series = self.writer.series(url)?;
                 self.writer.event(series, *at, SENTINEL, &json(sentinel))
@@ -253,8 +272,11 @@ impl<D: Disk> Keeper<D> {
         for (name, template) in known {
             fields.add(Field::new(self.shared.text(name), self.shared.text(template)));
         }
-        let (parts, own) = (BTreeMap::new(), Own::default());
-        let kept = Kept { series, fields, parts, newest: [None; 3], own, topology: None, last: None };
+        let (parts, own, discovered) = (BTreeMap::new(), Own::default(), Own::default());
+        let jumps = Jumps::default();
+        let of = Box::new((url.to_string(), address.to_string()));
+        let kept =
+            Kept { series, of, fields, parts, newest: [None; 3], own, discovered, topology: None, last: None, jumps };
         self.nodes.insert(number, kept);
         Ok(())
     }
@@ -285,6 +307,12 @@ impl<D: Disk> Keeper<D> {
             Saw::Stall(stall) => self.writer.event(kept.series, at, STALL, &json(stall)),
             Saw::Away(away) => self.writer.event(kept.series, at, AWAY, &json(away)),
             Saw::Standing(standing) => self.writer.event(kept.series, at, STANDING, &json(standing)),
+            Saw::Looked(why) => {
+                let (url, address) = &*kept.of;
+                let look = Closer { url: url.clone(), address: address.clone(), why: *why };
+                let series = self.writer.series(MACHINE)?;
+                self.writer.event(series, at, LOOKED, &json(&look))
+            }
         }
     }
 
@@ -309,6 +337,9 @@ impl<D: Disk> Keeper<D> {
                 (name, value).hash(&mut topology);
             }
             let Some(field) = kept.fields.see(name, &mut self.shared) else { continue };
+            if let Some(figure) = field.figure {
+                kept.jumps.sees(figure, value);
+            }
             if field.value != value || *field.template == *info::GONE {
                 let parts = info::split(value);
                 if self.row.len() + parts.numbers.len() > ROW_MAX {
@@ -341,6 +372,7 @@ impl<D: Disk> Keeper<D> {
             }
         }
         let mut own = kept.own.clone();
+        own.add(&kept.discovered);
         own.add(sent);
         for (name, n) in pings.columns().chain(own_columns(&own)) {
             self.row.push((self.writer.field(&name)?, Value::Int(n)));
@@ -348,15 +380,22 @@ impl<D: Disk> Keeper<D> {
         self.writer.sample(kept.series, at, &self.row)?;
         let topology = topology.finish();
         let before = kept.topology.replace(topology);
-        Ok(if before.is_some_and(|before| before != topology) { Told::Changed(number) } else { Told::Nothing })
+        let jumped = kept.jumps.end(at.mono_ms);
+        Ok(match jumped {
+            _ if before.is_some_and(|before| before != topology) => Told::Changed(number),
+            Some(jump) => Told::Jumped(number, jump),
+            None => Told::Nothing,
+        })
     }
 
     /// What the expensive questions found.
-    fn asked(&mut self, number: NodeNumber, at: Stamp, round: Round, node: &Node) -> Result<(), Error> {
+    fn asked(&mut self, number: NodeNumber, at: Stamp, questions: Questions, node: &Node) -> Result<(), Error> {
         let Some(kept) = self.nodes.get_mut(&number) else { return Ok(()) };
+        let Questions { round, because_ms } = questions;
         kept.own = node.own.clone();
         if round == Round::Whole {
-            self.writer.event(kept.series, at, ASKED, &[])?;
+            let because = because_ms.map_or(Vec::new(), |because_ms| json(&Because { because_ms }));
+            self.writer.event(kept.series, at, ASKED, &because)?;
         }
         if let Some(entries) = node.slowlog.value() {
             self.entries(number, at, SLOW, 0, entries.iter().map(|entry| (entry.id, entry)))?;

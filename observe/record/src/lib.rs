@@ -12,6 +12,7 @@
 //! recording looks is in `scheme.rs`, why it is so in `DESIGN.md`.
 #![forbid(unsafe_code)]
 
+mod around;
 mod closer;
 mod curves;
 mod export;
@@ -21,6 +22,7 @@ mod eye_tests;
 mod figures;
 mod info;
 mod inquirers;
+mod jumps;
 mod keeper;
 mod live;
 #[cfg(test)]
@@ -40,7 +42,8 @@ pub use curves::{Curve, Curves, Point};
 pub use figures::{Figure, Figures};
 pub use live::Watching;
 pub use recorder::{Ended, Keys, Progress, Recorder, Settings, StartError};
-pub use tape::{Tape, TapeError, Windows};
+pub use scheme::LookedFor;
+pub use tape::{CloserLook, Tape, TapeError, Windows};
 pub use unslow_series::Settings as Store;
 
 /// Deletes the oldest part of a recording: what is older than `keep`, and what is too much for `bytes_max`. Returns how

@@ -65,6 +65,8 @@ struct Watched {
     is_asked: bool,
     /// What we sent from the first INFO to the last.
     own: Own,
+    /// What discoveries sent.
+    discovered: Own,
     /// `None` where something was seen since: a view asks for facts more often than servers give them.
     drawn: Option<Drawn>,
 }
@@ -185,12 +187,15 @@ impl Live {
                     (node.is_asked, node.drawn) = (true, None);
                 }
             }
+            Note::Discovered(number, own) => {
+                self.nodes.get_mut(number).into_iter().for_each(|node| node.discovered.add(own));
+            }
             Note::Sockets(number, _, found) => {
                 if let Some(node) = self.nodes.get_mut(number) {
                     node.sockets.clone_from(found);
                 }
             }
-            Note::Node { .. } | Note::Listing { .. } | Note::Sentinel { .. } | Note::Wake => {}
+            Note::Node { .. } | Note::Listing { .. } | Note::Sentinel { .. } | Note::Asking(..) | Note::Wake => {}
         }
         Told::Nothing
     }
@@ -253,6 +258,7 @@ impl Watched {
             topology: None,
             is_asked: false,
             own: Own::default(),
+            discovered: Own::default(),
             drawn: None,
         }
     }
@@ -276,6 +282,7 @@ impl Watched {
                 self.away.clone_from(away);
                 if away.is_none() { Told::AskSoon(number) } else { Told::Nothing }
             }
+            Saw::Looked(_) => Told::Nothing,
             Saw::Standing(standing) => {
                 self.standing = Some((at.mono_ms, (**standing).clone()));
                 Told::Nothing
@@ -283,6 +290,7 @@ impl Watched {
             Saw::Second { info, pings, sent } => {
                 let info = Info::parse(&lossy(info));
                 let mut own = self.asked.own.clone();
+                own.add(&self.discovered);
                 own.add(sent);
                 let counters = Counters::of(&info, own.total);
                 let mut topology = DefaultHasher::new();

@@ -29,7 +29,7 @@ fn live(window_ms: i64) -> Live {
     let listed = Listed { address: "a:1".into(), role: Role::Replica, master: Some("b:1".into()), node_id: None };
     let listing = Listing { kind: DeploymentKind::Cluster, nodes: vec![listed], notes: Vec::new(), through: None };
     live.take(&Note::Listing { url: URL.into(), at: at(0), listing });
-    live.take(&Note::Asked(0, at(0), Round::Whole, Arc::new(Node::new("a:1", Role::Unknown))));
+    live.take(&Note::Asked(0, at(0), Round::Whole.into(), Arc::new(Node::new("a:1", Role::Unknown))));
     live
 }
 

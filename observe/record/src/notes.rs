@@ -10,7 +10,7 @@ use unslow_probe::host::Counts;
 use unslow_series::Stamp;
 
 use crate::pings::Pings;
-use crate::scheme::{Away, Listing, Stall};
+use crate::scheme::{Away, Listing, LookedFor, Stall};
 
 /// The number of a node within a recorder; never given to another one.
 pub type NodeNumber = usize;
@@ -26,7 +26,11 @@ pub enum Note {
     /// What the event loop saw.
     Saw(NodeNumber, Stamp, Saw),
     /// What the expensive questions of a round found.
-    Asked(NodeNumber, Stamp, Round, Arc<Node>),
+    Asked(NodeNumber, Stamp, Questions, Arc<Node>),
+    /// All questions are being asked, or no longer.
+    Asking(NodeNumber, bool),
+    /// What a discovery has sent it.
+    Discovered(NodeNumber, Own),
     /// What a Sentinel knows.
     Sentinel { url: String, at: Stamp, sentinel: SentinelNode },
     /// What the last minute was like on this machine.
@@ -37,6 +41,20 @@ pub enum Note {
     Wake,
     /// What its kernel says of a node's connections.
     Sockets(NodeNumber, Stamp, Box<Seen<Vec<PeerSockets>>>),
+}
+
+/// What was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Questions {
+    pub round: Round,
+    /// When something began for which it was asked early, unix time in ms.
+    pub because_ms: Option<i64>,
+}
+
+impl From<Round> for Questions {
+    fn from(round: Round) -> Questions {
+        Questions { round, because_ms: None }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +71,8 @@ pub enum Saw {
     Away(Option<Away>),
     /// What its process did while it owed an answer.
     Standing(Box<Standing>),
+    /// It is looked at closely from now on.
+    Looked(LookedFor),
 }
 
 /// What the event loop says of a node that owes an answer.

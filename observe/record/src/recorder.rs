@@ -14,10 +14,12 @@ use unslow_reactor::{Reactor, Waker};
 use unslow_series::Writer;
 
 use crate::eye::{Eye, INPUT_MAX, Order, Pace, stamp};
-use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE};
+use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE, Why};
+use crate::jumps::Jump;
 use crate::keeper::{Keeper, Take, Told};
 use crate::live::Watching;
 use crate::notes::{Note, Owing, Saw, Waiting};
+use crate::scheme::{LookedFor, STALLS_FROM};
 use crate::standing::{self, Processes};
 
 /// Threads for what takes longer.
@@ -32,6 +34,9 @@ const COUNT: Duration = Duration::from_secs(1);
 const COUNTED_A_SECOND: usize = 50;
 /// Which servers run on this machine is known after this time.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
+/// A look at the machine that is in progress ends early where something begins at a server of it, and a short one
+/// follows; not again within this.
+const LOOK_CALM: Duration = Duration::from_secs(30);
 /// The store's own clock: it syncs and ends chunks when it is told the time.
 const STORE_TICK: Duration = Duration::from_secs(1);
 
@@ -46,6 +51,13 @@ pub struct Settings {
     pub keys: Keys,
     /// Look into this machine when a server runs on it.
     pub host: bool,
+    /// An answer that takes at least as long is kept with its time and looked at closely; [`Settings::STALL`] by
+    /// default, two seconds at most: after three a connection is given up.
+    pub stall: Duration,
+}
+
+impl Settings {
+    pub const STALL: Duration = STALLS_FROM;
 }
 
 /// What is kept of key names.
@@ -104,6 +116,8 @@ struct Shared {
     rows: AtomicU64,
     too_large: AtomicU64,
     waiting: Arc<Waiting>,
+    /// Whether something has begun at a server of this machine.
+    has_begun: AtomicBool,
     failure: Mutex<Option<unslow_series::Error>>,
 }
 
@@ -140,7 +154,7 @@ impl Recorder {
         pace: impl FnOnce(usize) -> Pace,
         taker: impl FnOnce() -> Result<T, unslow_series::Error>,
     ) -> Result<Recorder, StartError> {
-        let Settings { targets, options, every, keys, host } = settings;
+        let Settings { targets, options, every, keys, host, stall } = settings;
         // A file that is no salt is told before anyone is asked.
         if let Keys::HashedBy(file) = &keys
             && file.exists()
@@ -180,7 +194,7 @@ impl Recorder {
         let shared = Arc::new(Shared::default());
         let mut threads = Vec::new();
         let eyes = std::thread::available_parallelism().map_or(1, usize::from);
-        let pace = pace.among(eyes);
+        let pace = pace.among(eyes).stalls_from(stall);
         let eyes = (0..eyes)
             .map(|_| {
                 let (orders, taken) = channel();
@@ -213,14 +227,15 @@ impl Recorder {
         host: Option<(Duration, Receiver<Owing>)>,
     ) -> std::io::Result<()> {
         let (shared, inquirers) = (self.shared.clone(), self.inquirers.clone());
-        let keep = move || keep(keeper, &notes, &shared, &inquirers);
+        let processes = Processes::default();
+        let known = processes.clone();
+        let keep = move || keep(keeper, &notes, &shared, &inquirers, &known);
         self.keeper = Some(Builder::new().name("record-keeper".into()).spawn(keep)?);
         for _ in 0..INQUIRERS {
             let inquirers = self.inquirers.clone();
             self.threads.push(Builder::new().name("record-ask".into()).spawn(move || inquirers.run())?);
         }
         if let Some((window, words)) = host {
-            let processes = Processes::default();
             let (shared, inquirers, notes) = (self.shared.clone(), self.inquirers.clone(), self.notes.clone());
             let known = processes.clone();
             let look = move || watch_machine(&shared, &inquirers, window, &known, &|note| drop(notes.send(note)));
@@ -242,7 +257,7 @@ impl Recorder {
     /// questions at once. `address` as the deployment lists it; others are passed over.
     pub fn look_closer(&self, url: &str, address: &str) {
         if let Some(number) = self.inquirers.number(url, address) {
-            self.inquirers.look_closer(number);
+            self.inquirers.look_closer(number, LookedFor::Finding);
         }
     }
 
@@ -307,8 +322,29 @@ fn may_pass(e: &Error) -> bool {
     matches!(e.kind, Unreachable | Timeout | Closed | MaxClients | Protected | Loading) || e.code() == Some("BUSY")
 }
 
+/// Has everybody look where there is something to see.
+fn heed(told: Told, shared: &Shared, inquirers: &Inquirers, processes: &Processes) {
+    let number = match told {
+        Told::Nothing => return,
+        Told::Changed(number) | Told::AskSoon(number) | Told::Jumped(number, _) => number,
+    };
+    match told {
+        Told::Nothing => {}
+        Told::Changed(_) => {
+            inquirers.discover_soon(number);
+            inquirers.look_closer(number, LookedFor::Topology);
+        }
+        Told::AskSoon(_) => inquirers.ask_soon(number, Why::Stood),
+        Told::Jumped(_, Jump::Load) => inquirers.ask_soon(number, Why::Jumped),
+        Told::Jumped(_, Jump::Errors) => inquirers.look_closer(number, LookedFor::Errors),
+    }
+    if processes.has(number) {
+        shared.has_begun.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writes notes until it is told to end, and then what was told before.
-fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquirers: &Inquirers) {
+fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquirers: &Inquirers, processes: &Processes) {
     use unslow_series::Error;
     let mut kept = || -> Result<(), Error> {
         let mut next_tick = Instant::now() + STORE_TICK;
@@ -319,12 +355,7 @@ fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquire
                 Ok(note) => {
                     shared.waiting.taken(&note);
                     match keeper.take(&note) {
-                        Ok(Told::Nothing) => {}
-                        Ok(Told::Changed(number)) => {
-                            inquirers.discover_soon(number);
-                            inquirers.look_closer(number);
-                        }
-                        Ok(Told::AskSoon(number)) => inquirers.ask_soon(number),
+                        Ok(told) => heed(told, shared, inquirers, processes),
                         // What one server says must not end the recording of all.
                         Err(Error::TooLong { .. } | Error::TooManyFields { .. }) => {
                             shared.too_large.fetch_add(1, Ordering::Relaxed);
@@ -350,17 +381,17 @@ fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquire
 }
 
 /// One window after the other, as long as a server of ours runs on this machine; between them its counters. The first
-/// window is short, because the servers' processes are unknown until it ends.
+/// window is short, because the servers' processes are unknown until it ends; so is one that begins with an incident.
 fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, processes: &Processes, tell: &dyn Fn(Note)) {
     let (mut servers, mut others) = (Vec::new(), Others::default());
-    let mut lasts = window.min(FIRST_LOOK);
+    let (mut lasts, mut hurried) = (window.min(FIRST_LOOK), None::<Instant>);
     while !shared.ended.load(Ordering::Acquire) {
         let watch = host::Watch::start();
         let begun = Instant::now();
         // Of many servers less often: a look at each costs some tens of microseconds.
         let pause = COUNT * u32::try_from(1 + servers.len() / COUNTED_A_SECOND).unwrap_or(u32::MAX);
-        let mut next = begun;
-        while begun.elapsed() < lasts {
+        let (mut next, mut is_cut) = (begun, false);
+        while begun.elapsed() < lasts && !is_cut {
             if !servers.is_empty() && Instant::now() >= next {
                 let mut counts = Counts::take(&servers);
                 others.add_to(&mut counts);
@@ -374,8 +405,11 @@ fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, proce
             if shared.ended.load(Ordering::Acquire) {
                 return;
             }
+            let has_begun = shared.has_begun.swap(false, Ordering::Relaxed) || servers.iter().any(Counted::has_moved);
+            is_cut = has_begun && hurried.is_none_or(|at| at.elapsed() > LOOK_CALM);
         }
-        lasts = window;
+        lasts = if is_cut { window.min(FIRST_LOOK) } else { window };
+        hurried = if is_cut { Some(Instant::now()) } else { hurried };
         let (numbers, mut nodes): (Vec<_>, Vec<_>) = inquirers.nodes().into_iter().unzip();
         let host = watch.finish(&mut nodes);
         servers = Counted::of(&host);

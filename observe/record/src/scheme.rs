@@ -4,10 +4,12 @@
 //! |---|---|---|---|
 //! | URL of a deployment | | | [`LISTING`], [`SENTINEL`] |
 //! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], [`LARGE`], [`ASKED`], parts |
-//! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`], [`STARTED`] |
+//! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`], [`STARTED`], [`LOOKED`] |
 //! | [`SECONDS`] | each second: what the machine and the servers on it have counted | | |
 //!
 //! An event's payload is JSON, except where it says otherwise. Readers pass over what they do not know.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use unslow_facts::Lack;
@@ -27,6 +29,8 @@ pub const AWAY: &str = "away";
 pub const STALL: &str = "stall";
 /// An event: [`unslow_facts::Standing`], what the process did up to then while it owed an answer.
 pub const STANDING: &str = "standing";
+/// An event of the machine: [`Closer`], when a closer look began.
+pub const LOOKED: &str = "looked";
 /// An event: one entry of the slow log.
 pub const SLOW: &str = "slow";
 /// An event: one large request or reply that the server logged.
@@ -35,7 +39,8 @@ pub const LARGE: &str = "large";
 pub const STARTED: &str = "started";
 /// A column: notes that the disk was too slow for, since the recorder's start.
 pub const LOST: &str = "lost";
-/// An event without a payload: all questions were asked. Parts that are not written then are as they were.
+/// An event: all questions were asked. Parts that are not written then are as they were. Its payload is [`Because`], or
+/// empty where they were due.
 pub const ASKED: &str = "asked";
 /// An event: what one minute on the recorder's own machine was like.
 pub const HOST: &str = "host";
@@ -116,7 +121,7 @@ pub struct Away {
 /// A node that stays away is told again after this time, in ms. Without a word for longer, nothing is known of it.
 pub const TELL_AGAIN_MS: u64 = 300_000;
 
-/// An answer that took longer than [`STALL_US`].
+/// An answer that took longer than [`STALLS_FROM`], or another limit that was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stall {
     /// When the question was sent, unix time in ms.
@@ -125,7 +130,55 @@ pub struct Stall {
 }
 
 /// Shorter answers are counted by length, longer ones kept with their time.
-pub const STALL_US: u64 = 100_000;
+pub const STALLS_FROM: Duration = Duration::from_millis(100);
+
+/// Why a node was looked at closely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LookedFor {
+    /// It did not answer for a while.
+    Stall,
+    /// It answers again.
+    Back,
+    /// Servers have changed places, or one has come or gone.
+    Topology,
+    /// Errors, refusals, evictions or full resyncs jumped.
+    Errors,
+    /// A rule found something grave.
+    Finding,
+    /// Of a later version.
+    #[serde(other)]
+    Other,
+}
+
+/// A node was looked at closely from then on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Closer {
+    /// Its deployment's.
+    pub url: String,
+    pub address: String,
+    pub why: LookedFor,
+}
+
+/// Something began, unix time in ms, for which all questions were asked before they were due: what they found may be
+/// its doing, and is not told of a time before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Because {
+    pub because_ms: i64,
+}
+
+impl LookedFor {
+    pub fn words(self) -> &'static str {
+        match self {
+            LookedFor::Stall => "a stall",
+            LookedFor::Back => "it answered again",
+            LookedFor::Topology => "a role or replicas changed",
+            LookedFor::Errors => "errors, refusals, evictions or resyncs jumped",
+            LookedFor::Finding => "a finding of high or worse",
+            LookedFor::Other => "a reason that this version does not know",
+        }
+    }
+}
 
 /// How a node let us in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

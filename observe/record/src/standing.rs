@@ -36,6 +36,11 @@ impl Processes {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = all;
     }
 
+    /// Whether the server of this node runs here.
+    pub fn has(&self, number: NodeNumber) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&number)
+    }
+
     /// No look yet, at that process.
     fn of(&self, number: NodeNumber) -> Option<Looks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()

@@ -5,41 +5,26 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
-use unslow_facts::{
-    Facts, Gap, Host, Lack, LargeEntry, LaterView, Node, Own, Rtt, Sample, Seen, SentinelNode, Side, SlowEntry,
-    Standing, TimeRange,
-};
+use serde::Serialize;
+use unslow_facts::{Facts, Host, Node, Own, Rtt, Sample, Seen, SentinelNode};
 use unslow_series::{Damage, Directory, Event, Held, Item, Picked, Reader, Row, Rows, Span};
-use unslow_topology::{ClusterView, Info};
+use unslow_topology::Info;
 
+use crate::around::{AWAY_MS, Absence, Around, HOST_MS, LOOK_BACK_MS, Start, of_kind, unix};
 use crate::info;
 use crate::scheme::{
-    ASKED, AWAY, Away, Greeted, HOST, LARGE, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS,
-    OWN_TOTAL, Part, SECONDS, SENTINEL, SLOW, STALL, STANDING, STARTED, Stall, TELL_AGAIN_MS, node_series,
+    Closer, HOST, LISTING, LOOKED, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, SECONDS,
+    SENTINEL, STARTED, node_series,
 };
 use crate::seconds::{SECONDS_MS, Seconds};
 use crate::window::{self, Counters, Trail, int, seconds_between};
 
-/// Parts are written again at least every ten minutes, and asked for every minute.
-pub const LOOK_BACK_MS: i64 = 11 * 60_000;
 /// A row that ends a window may be this old: one is lost where the server, or the recorder, was busy.
 pub const FRESH_MS: i64 = 5_000;
 /// A server that stood still was asked nothing: the row before is good for as long as that, up to this.
 const STOOD_MS: i64 = 60_000;
-/// From the mark that questions were asked to what was found.
-const MARK_MS: i64 = 100;
-/// A connection that was closed and opened again is no absence.
-const ABSENT_MS: i64 = 3_000;
-/// So much of an absence belongs to a window at least: what is less is its neighbour's.
-const WITHIN_MS: i64 = 1_000;
-/// For so long a node is away without a further word of it.
-const AWAY_MS: i64 = TELL_AGAIN_MS as i64 + 60_000;
-/// From one histogram to the next, unless the recorder was told otherwise.
-const MINUTE_MS: i64 = 60_000;
-/// What a minute on the machine was like is known when it is over.
-pub const HOST_MS: i64 = 70_000;
-
+/// A look that says of itself that it took longer did not.
+const LOOK_S_MAX: f64 = 600.0;
 /// Servers and settings are those of a look this long ago at most, where there was none since.
 const LAST_LOOK_MS: i64 = 2 * HOST_MS;
 
@@ -83,6 +68,15 @@ pub enum TapeError {
 /// A directory that a recorder writes, or has written, or a file with a part of it.
 pub struct Tape {
     pub(crate) reader: Reader<Directory>,
+}
+
+/// A server was looked at closely for half a minute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CloserLook {
+    /// Unix time in ms.
+    pub at_ms: i64,
+    #[serde(flatten)]
+    pub look: Closer,
 }
 
 impl Tape {
@@ -133,6 +127,12 @@ impl Tape {
                 .cloned()
                 .ok_or_else(|| TapeError::Unknown { url: url.to_string(), has: has() }),
         }
+    }
+
+    /// Closer looks in this time, and why each began; in order.
+    pub fn closer_looks(&self, span_ms: Range<i64>) -> Vec<CloserLook> {
+        let events = in_order(self.reader.events(Some(MACHINE), span_ms).items);
+        of_kind(&events, LOOKED).map(|(at_ms, look)| CloserLook { at_ms, look }).collect()
     }
 
     /// The facts of one window.
@@ -234,9 +234,10 @@ impl Iterator for Windows<'_> {
             facts.notes.clone_from(&listing.notes);
             facts.through.clone_from(&listing.through);
         }
+        let (look_ms, look) = self.look(&window).cloned().unzip();
         for tape in &mut self.nodes {
             let listed = listing.map(|(_, l)| l.nodes.iter().find(|n| n.address == tape.address));
-            match tape.node(&window, listed.flatten(), &self.starts) {
+            match tape.node(&window, listed.flatten(), &self.starts, look_ms) {
                 // It does not belong to the deployment: a Sentinel that was asked before it was known as one.
                 Some(_) if listed == Some(None) => {}
                 // What one server makes up must not hide the others.
@@ -256,7 +257,7 @@ impl Iterator for Windows<'_> {
         let recent = self.sentinels.iter().filter(|(at, _)| window.start - LOOK_BACK_MS < *at && *at < window.end);
         let newest: BTreeMap<&str, &SentinelNode> = recent.map(|(_, s)| (s.address.as_str(), s)).collect();
         facts.sentinels.extend(newest.into_values().cloned());
-        facts.hosts.extend(self.host(&window));
+        facts.hosts.extend(self.host(&window, look));
         if facts.hosts.is_empty() {
             facts.notes.push("the servers' machines were not recorded: run unslow record there as well".into());
         }
@@ -266,11 +267,21 @@ impl Iterator for Windows<'_> {
 }
 
 impl Windows<'_> {
-    /// The machine in this window: what a look at it found in the minute around, and what was counted in the window.
-    fn host(&mut self, window: &Range<i64>) -> Option<Host> {
-        let behind = self.hosts.iter().find(|(at, _)| *at >= window.end && *at < window.end + HOST_MS);
-        let around = behind.or(self.hosts.iter().rev().find(|(at, _)| window.contains(at)));
-        let look = around.map(|(_, host)| host.clone()).filter(|host| host.check().is_ok());
+    /// The look at the machine that covers most of this window; of those that cover about as much, the latest.
+    fn look(&self, window: &Range<i64>) -> Option<&(i64, Host)> {
+        let part = |(at, host): &(i64, Host)| {
+            let began = at.saturating_sub((host.window_s.clamp(0.0, LOOK_S_MAX) * 1e3) as i64);
+            (*at.min(&window.end) - began.max(window.start)).max(0)
+        };
+        let from = self.hosts.partition_point(|(at, _)| *at <= window.start);
+        let around = self.hosts[from..].iter().take_while(|(at, _)| *at < window.end + HOST_MS);
+        let looks: Vec<&(i64, Host)> = around.filter(|(_, host)| host.check().is_ok()).collect();
+        let most = looks.iter().map(|look| part(look)).max().filter(|most| *most > 0)?;
+        looks.into_iter().rev().find(|look| part(look) * 5 >= most * 4)
+    }
+
+    /// The machine in this window: what a look at it found, and what was counted in the window.
+    fn host(&mut self, window: &Range<i64>, look: Option<Host>) -> Option<Host> {
         // The recorder ended before the minute did: servers and settings are those of the look before.
         let is_before = |at: i64| (window.end - LAST_LOOK_MS..window.end).contains(&at);
         let before = || self.hosts.iter().rev().find(|(at, host)| is_before(*at) && host.check().is_ok());
@@ -279,20 +290,6 @@ impl Windows<'_> {
         let narrow = self.seconds.narrow(window, &known).filter(|host| !host.processes.is_empty());
         narrow.or(look)
     }
-}
-
-/// A recorder began.
-struct Start {
-    at_ms: i64,
-    /// The last sign of life of the one before.
-    before_ms: Option<i64>,
-}
-
-/// Times in which a node did not answer.
-struct Absence {
-    away: Away,
-    from_ms: i64,
-    until_ms: i64,
 }
 
 /// The number of the row whose INFO was put together last, and that: where a window ends the next one begins.
@@ -329,7 +326,13 @@ impl NodeTape<'_> {
     }
 
     /// `None` where nothing is known of it in this window.
-    fn node(&mut self, window: &Range<i64>, listed: Option<&Listed>, starts: &[Start]) -> Option<Node> {
+    fn node(
+        &mut self,
+        window: &Range<i64>,
+        listed: Option<&Listed>,
+        starts: &[Start],
+        look_ms: Option<i64>,
+    ) -> Option<Node> {
         let mut answered = Vec::new();
         let mut trail = Trail::new(window.start);
         let mut first = self.edge.take();
@@ -384,7 +387,7 @@ impl NodeTape<'_> {
         if let Some(rtt) = Rtt::of(&times) {
             node.rtt = Seen::yes(rtt, "PING", unix(window.end));
         }
-        around.parts(&mut node);
+        around.parts(&mut node, look_ms);
         if let Some(Absence { away, until_ms, .. }) = absence {
             node.silent_ms = away.silent.then(|| unix(until_ms).saturating_sub(away.since_ms));
             (node.unreachable, node.away) = (Some(format!("{}: {}", self.address, away.why)), Some(away.lack));
@@ -405,193 +408,6 @@ fn measured(texts: &Texts, newest: &mut Newest, node: &mut Node, [first, last]: 
     let s = seconds_between(first.at, last.at, same_recorder);
     let [first_sample, last_sample] = samples;
     window::measured(node, first_sample, last_sample, s, own_between(first, last));
-}
-
-/// What was seen of a node around a window.
-struct Around<'a> {
-    window: &'a Range<i64>,
-    events: &'a [Event],
-}
-
-impl<'a> Around<'a> {
-    fn of(events: &'a [Event], window: &'a Range<i64>) -> Around<'a> {
-        let from = events.partition_point(|e| e.at.wall_ms < window.start - LOOK_BACK_MS);
-        let to = events.partition_point(|e| e.at.wall_ms < window.end + HOST_MS);
-        Around { window, events: &events[from..to.max(from)] }
-    }
-
-    /// For how much of this time it owed an answer, in one go, in ms.
-    fn stood_ms(&self, within: Range<i64>) -> i64 {
-        let stalls = of_kind::<Stall>(self.events, STALL).map(|(at, stall)| {
-            let sent = i64::try_from(stall.sent_ms).unwrap_or(at);
-            (at.min(within.end) - sent.max(within.start)).max(0)
-        });
-        stalls.max().unwrap_or(0)
-    }
-
-    /// The longest time in the window in which it did not answer. `answered` are the times of rows in it.
-    fn absence(&self, starts: &[Start], answered: &[i64]) -> Option<Absence> {
-        let window = self.window;
-        // A hang is told when it has lasted for some seconds: words behind the window may be about it.
-        let words: Vec<(i64, Option<Away>)> = of_kind(self.events, AWAY).collect();
-        let nexts = words.iter().skip(1).map(|(at, _)| Some(*at)).chain([None]);
-        let absences = words.iter().zip(nexts).filter_map(|((at, away), next_ms)| {
-            let away = away.clone()?;
-            // It holds until the next word, for a while, and for as long as there is a recorder.
-            let started = starts.iter().find(|start| start.at_ms > *at);
-            let alive_ms = started.map(|start| start.before_ms.unwrap_or(*at).max(*at));
-            let row_ms = answered.iter().find(|row| **row > *at && away.lack == Lack::Answer);
-            let until_ms = [next_ms, Some(*at + AWAY_MS), alive_ms, row_ms.copied()].into_iter().flatten().min()?;
-            let from_ms = (*at).min(i64::try_from(away.since_ms).unwrap_or(*at));
-            Some(Absence { away, from_ms, until_ms })
-        });
-        // It is told again while it lasts, and may be told better.
-        let joined = absences.fold(Vec::new(), |mut all: Vec<Absence>, next| {
-            match all.last_mut().filter(|last| last.until_ms >= next.from_ms) {
-                Some(last) => (last.until_ms, last.away) = (last.until_ms.max(next.until_ms), next.away),
-                None => all.push(next),
-            }
-            all
-        });
-        let long = joined.into_iter().filter(|a| a.until_ms - a.from_ms >= ABSENT_MS);
-        let within = long.map(|a| {
-            let (from_ms, until_ms) = (a.from_ms.max(window.start), a.until_ms.min(window.end));
-            Absence { from_ms, until_ms, ..a }
-        });
-        within.filter(|a| a.until_ms - a.from_ms >= WITHIN_MS).max_by_key(|a| a.until_ms - a.from_ms)
-    }
-
-    fn stalls(&self, node: &mut Node) {
-        let window = self.window;
-        for (at, stall) in of_kind::<Stall>(self.events, STALL) {
-            let sent = i64::try_from(stall.sent_ms).unwrap_or(i64::MAX);
-            if at >= window.start && sent < window.end {
-                let from = sent.max(window.start);
-                let us = u32::try_from(stall.us).unwrap_or(u32::MAX);
-                node.pings.push(((from - window.start) as u32, us));
-            }
-        }
-        node.pings.sort_unstable();
-    }
-
-    /// What was seen of its process in that time, for as long as possible: of a node that is away only what belongs to
-    /// its absence, not a stall before it.
-    fn standing(&self, within: &Range<i64>) -> Option<Standing> {
-        let reaches = |(at, seen): &(i64, Standing)| {
-            let span_ms = i64::try_from(seen.span_ms).unwrap_or(i64::MAX);
-            // In an absence from the first look on; in a window, which is cut out, as far as it reaches in.
-            let begins = at.saturating_sub(span_ms);
-            let is_in = within == self.window || begins >= within.start - ABSENT_MS;
-            is_in && *at >= within.start && begins < within.end
-        };
-        let all = of_kind::<Standing>(self.events, STANDING).filter(reaches);
-        all.map(|(_, seen)| seen).max_by_key(|seen| seen.span_ms)
-    }
-
-    fn parts(&self, node: &mut Node) {
-        let window = self.window;
-        let not_asked = Gap::new(Lack::Time, "not asked in this part of the recording", "");
-        node.config = self.part(Part::Config, window, &not_asked);
-        node.latency = self.part(Part::Latency, window, &not_asked);
-        node.clients = self.part(Part::Clients, window, &not_asked);
-        (node.cluster, node.cluster_last) = self.views(&not_asked);
-        node.cluster_info = self.part(Part::ClusterInfo, window, &not_asked);
-        node.slot_stats = self.part(Part::SlotStats, window, &not_asked);
-        node.key_sizes = self.part(Part::KeySizes, window, &not_asked);
-        node.sockets = self.part(Part::Sockets, window, &not_asked);
-        node.histograms = self.histograms(&not_asked);
-        node.slowlog = match self.part::<Vec<SlowEntry>>(Part::SlowLog, window, &not_asked) {
-            Seen::Yes { source, at_ms, .. } => {
-                let value = self.logged(SLOW, |entry: &SlowEntry| (entry.at_s, entry.id, None));
-                Seen::yes(value, source, at_ms)
-            }
-            no => no,
-        };
-        node.large = match self.part::<Vec<LargeEntry>>(Part::LargeLog, window, &not_asked) {
-            Seen::Yes { source, at_ms, .. } => {
-                let value = self.logged(LARGE, |entry: &LargeEntry| (entry.at_s, entry.id, Some(entry.side)));
-                Seen::yes(value, source, at_ms)
-            }
-            no => no,
-        };
-        if let Seen::Yes { value, .. } = self.part::<Greeted>(Part::Greeted, window, &not_asked) {
-            (node.open_door, node.connect_us) = (value.open_door, value.connect_us);
-        }
-    }
-
-    /// The newest of a kind before the window's end; one that was asked in the minute behind it rather than none.
-    fn part<T: DeserializeOwned>(&self, part: Part, window: &Range<i64>, missing: &Gap) -> Seen<T> {
-        let mut of_part = self.events.iter().filter(|e| e.kind == part.name());
-        let before = of_part.clone().rev().find(|e| e.at.wall_ms < window.end);
-        let Some(event) = before.or_else(|| of_part.next()) else { return Seen::No(missing.clone()) };
-        match serde_json::from_slice(&event.payload) {
-            Ok(Seen::Yes { value, source, .. }) => Seen::Yes { value, source, at_ms: unix(event.at.wall_ms) },
-            Ok(no) => no,
-            Err(_) => Seen::No(Gap::new(Lack::Other, format!("{}: the recording is damaged there", part.name()), "")),
-        }
-    }
-
-    /// The cluster as it was asked for around the window's start, and again as far as possible from it.
-    fn views(&self, missing: &Gap) -> (Seen<ClusterView>, Seen<LaterView>) {
-        let window = self.window;
-        let asked: Vec<i64> = self.events.iter().filter(|e| e.kind == ASKED).map(|e| e.at.wall_ms).collect();
-        let before = asked.iter().rev().find(|at| **at <= window.start);
-        let (Some(first), Some(last)) = (before.or(asked.first()), asked.iter().rev().find(|at| **at < window.end))
-        else {
-            return (self.part(Part::Cluster, window, missing), Seen::No(missing.clone()));
-        };
-        // What is found is written right behind the mark that it was asked for.
-        let at = |asked: i64| self.part::<ClusterView>(Part::Cluster, &(asked..asked + MARK_MS), missing);
-        let (first_view, last_view) = (at(*first), at(*last));
-        let later = match (&first_view, last_view) {
-            _ if first >= last => Seen::No(missing.clone()),
-            (Seen::Yes { value: before, .. }, Seen::Yes { value: now, source, .. }) => {
-                Seen::yes(LaterView::of(before, Arc::unwrap_or_clone(now)), source, unix(*last))
-            }
-            (_, Seen::No(gap)) => Seen::No(gap),
-            (Seen::No(gap), _) => Seen::No(gap.clone()),
-        };
-        (first_view, later)
-    }
-
-    /// Each event counts the calls of the minute before it: in a shorter window the next one has most of it.
-    fn histograms(&self, missing: &Gap) -> Seen<BTreeMap<String, Vec<TimeRange>>> {
-        type Counted = BTreeMap<String, Vec<TimeRange>>;
-        let window = self.window;
-        let after = self.events.partition_point(|e| e.at.wall_ms <= window.start);
-        let all = of_kind::<Seen<Counted>>(&self.events[after..], Part::Histograms.name());
-        let later = all.filter_map(|(at, seen)| Some((at, seen.value()?.clone())));
-        let (mut within, behind): (Vec<(i64, Counted)>, Vec<_>) = later.partition(|(at, _)| *at <= window.end);
-        if window.end - window.start < MINUTE_MS {
-            within.extend(behind.into_iter().next());
-        }
-        let Some(at) = within.last().map(|(at, _)| *at) else { return self.part(Part::Histograms, window, missing) };
-        let mut sums: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
-        for (name, range) in
-            within.iter().flat_map(|(_, c)| c).flat_map(|(name, all)| all.iter().map(move |r| (name, r)))
-        {
-            *sums.entry(name.clone()).or_default().entry(range.up_to_us).or_default() += range.calls;
-        }
-        let ranges = |by_end: BTreeMap<u64, u64>| {
-            by_end.into_iter().map(|(up_to_us, calls)| TimeRange { up_to_us, calls }).collect()
-        };
-        let value = sums.into_iter().map(|(name, by_end)| (name, ranges(by_end))).collect();
-        Seen::yes(value, "LATENCY HISTOGRAM", unix(at))
-    }
-
-    /// Entries of a log, the newest first, as the server lists them; those of the window and of ten minutes before.
-    /// `place` is when an entry was made, and what tells it from others.
-    fn logged<T: DeserializeOwned>(&self, kind: &str, place: impl Fn(&T) -> (u64, u64, Option<Side>)) -> Vec<T> {
-        let window = self.window;
-        let since_s = unix(window.start - LOOK_BACK_MS) / 1000;
-        let end_s = unix(window.end).div_ceil(1000);
-        let all = of_kind::<T>(self.events, kind).map(|(_, entry)| entry);
-        let mut entries: Vec<T> = all.filter(|e| (since_s..=end_s).contains(&place(e).0)).collect();
-        entries.sort_by_key(|e| std::cmp::Reverse(place(e)));
-        // A recorder that is started again reads all of the log.
-        entries.dedup_by_key(|e| place(e));
-        entries
-    }
 }
 
 /// The templates of INFO's fields and since when each holds, by name: an INFO is sorted by name as well.
@@ -653,13 +469,4 @@ fn own_between(first: &Row, last: &Row) -> Own {
         }
     }
     own
-}
-
-fn of_kind<'a, T: DeserializeOwned + 'a>(events: &'a [Event], kind: &'a str) -> impl Iterator<Item = (i64, T)> + 'a {
-    let of_kind = events.iter().filter(move |event| event.kind == kind);
-    of_kind.filter_map(|event| Some((event.at.wall_ms, serde_json::from_slice(&event.payload).ok()?)))
-}
-
-fn unix(ms: i64) -> u64 {
-    u64::try_from(ms).unwrap_or(0)
 }

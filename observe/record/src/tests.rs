@@ -6,8 +6,9 @@ use unslow_probe::Round;
 use unslow_series::{Stamp, Writer};
 use unslow_topology::{DeploymentKind, Info, Role};
 
+use crate::jumps::Jump;
 use crate::keeper::{Keeper, Take, Told};
-use crate::notes::{Note, Saw};
+use crate::notes::{Note, Questions, Saw};
 use crate::pings::Pings;
 use crate::scheme::{Away, Listed, Listing, Stall};
 use crate::{Store, Tape};
@@ -262,7 +263,7 @@ fn slow_commands_are_kept_once_and_a_log_that_begins_anew_too() {
     let mut asked = |second: i64, entries: Vec<SlowEntry>| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
         node.slowlog = Seen::yes(entries, "SLOWLOG GET 128", 0);
-        rig.take(Note::Asked(0, at(second), Round::Whole, Arc::new(node)));
+        rig.take(Note::Asked(0, at(second), Round::Whole.into(), Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
     asked(10, vec![entry(7, 9), entry(6, 8)]);
@@ -289,7 +290,7 @@ fn large_requests_and_replies_have_numbers_of_their_own() {
     let mut asked = |second: i64, value: Vec<LargeEntry>| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
         node.large = Seen::yes(value, "COMMANDLOG GET", 0);
-        rig.take(Note::Asked(0, at(second), Round::Often, Arc::new(node)));
+        rig.take(Note::Asked(0, at(second), Round::Often.into(), Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
     let (request, reply) = (Side::Request, Side::Reply);
@@ -393,7 +394,7 @@ fn a_recorder_that_reads_the_slow_log_again_keeps_each_entry_once() {
     let asked = |rig: &mut Rig, second: i64| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
         node.slowlog = Seen::yes(vec![entry(7), entry(6)], "SLOWLOG GET 128", 0);
-        rig.take(Note::Asked(0, at(second), Round::Often, Arc::new(node)));
+        rig.take(Note::Asked(0, at(second), Round::Often.into(), Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
     asked(&mut rig, 10);
@@ -437,7 +438,7 @@ fn the_same_calls_are_not_counted_in_two_windows() {
             let ranges = vec![unslow_facts::TimeRange { up_to_us: 100, calls: 1000 + second as u64 }];
             let value = [("get".to_string(), ranges)].into();
             node.histograms = Seen::yes(value, "LATENCY HISTOGRAM", 0);
-            rig.take(Note::Asked(0, at(second), Round::Whole, Arc::new(node)));
+            rig.take(Note::Asked(0, at(second), Round::Whole.into(), Arc::new(node)));
         }
     }
     let calls = |from, to| rig.node(from, to).histograms.value().unwrap()["get"][0].calls;
@@ -457,4 +458,57 @@ fn only_so_much_info_waits_for_a_disk_that_hangs() {
     assert_eq!((taken.try_iter().inspect(|note| waiting.taken(note)).count(), waiting.lost()), (16, 84));
     assert!(waiting.tell(&notes, large()));
     assert_eq!((taken.try_iter().count(), waiting.lost()), (1, 84), "there is room again");
+}
+
+#[test]
+fn a_window_has_the_answers_of_the_round_that_tells_most_of_it() {
+    let mut rig = Rig::new();
+    for second in 0..200 {
+        rig.second(second, &info(second, "master", ""));
+        if [20, 80, 140].contains(&second) {
+            let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
+            node.config = Seen::yes([("maxmemory".to_string(), second.to_string())].into(), "CONFIG GET", 0);
+            // What began at the 138th second is why it was asked at the 140th.
+            let because_ms = (second == 140).then(|| at(138).wall_ms);
+            rig.take(Note::Asked(0, at(second), Questions { round: Round::Whole, because_ms }, Arc::new(node)));
+        }
+    }
+    let asked = |from, to| rig.node(from, to).config.value().map(|config| config["maxmemory"].parse().unwrap());
+    assert_eq!(asked(75, 85), Some(80), "the one in it");
+    assert_eq!(asked(60, 145), Some(140), "the last one in it");
+    assert_eq!(asked(85, 95), Some(80), "the nearest, before it");
+    assert_eq!(asked(65, 75), Some(80), "the nearest, after it");
+    assert_eq!(asked(125, 136), Some(80), "what began later is not told of it");
+    assert_eq!(asked(125, 139), Some(140), "it began in it");
+    assert_eq!(asked(0, 5), Some(20), "there was none before");
+    assert_eq!(asked(180, 190), Some(140), "none after");
+}
+
+#[test]
+fn what_begins_at_a_server_is_told_to_those_who_ask() {
+    let mut rig = Rig::new();
+    let errors = |second: i64| format!("total_error_replies:{}\r\n", 90 * (second - 30).max(0));
+    let clients = |second: i64| if second < 50 { 4 } else { 900 };
+    for second in 0..70 {
+        let more = format!("{}connected_clients:{}\r\n", errors(second), clients(second));
+        let told = rig.second(second, &info(second, "master", &more));
+        let expected = match second {
+            31 => Told::Jumped(0, Jump::Errors),
+            50 => Told::Jumped(0, Jump::Load),
+            _ => Told::Nothing,
+        };
+        assert_eq!(told, expected, "{second}");
+    }
+}
+
+#[test]
+fn what_a_discovery_asked_is_ours() {
+    let mut rig = Rig::new();
+    rig.healthy(0..10);
+    let mut own = Own::default();
+    (0..3).for_each(|_| own.executed("cluster|nodes"));
+    rig.take(Note::Discovered(0, own));
+    rig.healthy(10..20);
+    assert_eq!(rig.node(1, 20).own.commands["cluster|nodes"], 3);
+    assert_eq!(rig.node(11, 20).own.commands.get("cluster|nodes"), None, "it was before that");
 }

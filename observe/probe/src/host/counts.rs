@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::net::SocketAddr;
 use std::ops::Bound;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use procfs::net::DeviceStatus;
@@ -40,6 +41,8 @@ const TCP: [&str; 5] =
 pub struct Counted {
     pid: u32,
     address: String,
+    /// /proc/PID/cgroup, as it was when the groups were looked up.
+    places: String,
     groups: Groups,
     bounding: Option<Bounding>,
     /// Addresses of its accept queues.
@@ -47,18 +50,33 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Those that a look at the machine has found. They are looked up once: a server that is moved to another cgroup is
-    /// seen there after the next look.
+    /// Those that a look at the machine has found. They are looked up once.
     pub fn of(host: &Host) -> Vec<Counted> {
         let mounts = Mounts::read();
         let of = |process: &Process| {
-            let groups = Groups::of(process.pid, &mounts);
+            let (pid, places) = (process.pid, places(process.pid));
+            let groups = Groups::of(pid, &mounts);
             let bounding = cgroups::bounding(&groups.memory);
             let queues = process.accept_queues.iter().map(|queue| queue.address.clone()).collect();
-            Some(Counted { pid: process.pid, address: process.addresses.first()?.clone(), groups, bounding, queues })
+            Some(Counted { pid, address: process.addresses.first()?.clone(), places, groups, bounding, queues })
         };
         host.processes.iter().filter_map(of).collect()
     }
+
+    /// Whether it is in other cgroups than those that the look has found, whose limits are known: another look is due.
+    pub fn has_moved(&self) -> bool {
+        let places = places(self.pid);
+        !places.is_empty() && places != self.places
+    }
+}
+
+fn places(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default()
+}
+
+/// Tells a cgroup from others that have its place.
+fn group_id(dir: &Path) -> u64 {
+    fs::metadata(dir).map_or(0, |of| of.ino())
 }
 
 /// Counters since the machine or a process was started, and what is used now, by name.
@@ -69,8 +87,9 @@ impl Counted {
 /// id); of other processes that are busy, behind `other/PLACE/`: `pid`, `parent`, `client`, `name`, `name_end` and `ms`
 /// since the counts before ([`super::Others`]); of a listening socket, behind `queue/ADDRESS/`: `dropped` and `waiting`
 /// (connections); of a server, behind `server/ADDRESS/`: `ticks`, `major_faults`, `main_ms` and `waited_ms` of its main
-/// thread, `periods/LEVEL/*` of its cgroups (ms, periods), and `group/*` of the one that bounds its memory. Units are
-/// as coarse as a share of some seconds allows: what is finer is noise, and noise cannot be compressed.
+/// thread, `periods/LEVEL/*` of its cgroups (ms, periods), and `group/*` of the one that bounds its memory, both with
+/// the `id` of the cgroup. Units are as coarse as a share of some seconds allows: what is finer is noise, and noise
+/// cannot be compressed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(BTreeMap<String, i64>);
 
@@ -192,8 +211,10 @@ impl Counts {
             self.put(of(&format!("periods/{level}/ms")), stopped.us / 1000);
             self.put(of(&format!("periods/{level}/throttled")), stopped.throttled);
             self.put(of(&format!("periods/{level}/all")), stopped.periods);
+            self.put(of(&format!("periods/{level}/id")), group_id(&dir));
         }
-        if let Some(sample) = bounding.as_ref().and_then(|group| memory_group::sample(&group.dir)) {
+        if let Some((group, sample)) = bounding.as_ref().and_then(|g| Some((g, memory_group::sample(&g.dir)?))) {
+            self.put(of("group/id"), group_id(&group.dir));
             sample.counters().into_iter().for_each(|(what, n)| self.put(of(&format!("group/{what}")), n));
         }
     }
@@ -324,8 +345,13 @@ impl Counts {
             process.main_cpu_share = grown("main_ms").map(share);
             process.run_delay_share = grown("waited_ms").map(share);
         }
+        let is_same = |group: &str| {
+            let id = format!("{SERVER}{address}/{group}/id");
+            self.get(&id) == after.get(&id)
+        };
         let prefix = format!("{SERVER}{address}/periods/");
-        let stopped = after.names(&prefix, "/ms").filter_map(|level| {
+        let levels = after.names(&prefix, "/ms").filter(|level| is_same(&format!("periods/{level}")));
+        let stopped = levels.filter_map(|level| {
             let of = |what: &str| grown(&format!("periods/{level}/{what}"));
             let above = level.parse().ok()?;
             let us = of("ms")?.saturating_mul(1000);
@@ -336,6 +362,7 @@ impl Counts {
         process.throttled_periods = stopped.map(|s| (s.throttled, s.periods));
         process.throttled_above = stopped.map_or(0, |s| s.above);
         if let Some(group) = &mut process.memory_group {
+            let grown = |what: &str| grown(what).filter(|_| is_same("group"));
             group.limit_hits = grown("group/limit_hits");
             group.oom_kills = grown("group/oom_kills");
             group.stalled_share = grown("group/stalled_ms").map(share);
@@ -505,6 +532,24 @@ mod tests {
         let process = &host.processes[0];
         assert_eq!((process.cpu_share, process.major_faults, process.throttled_periods), (Some(0.02), None, None));
         assert_eq!(process.accept_queues[0].dropped, None);
+    }
+
+    #[test]
+    fn what_one_cgroup_has_counted_is_not_taken_from_what_another_has() {
+        let stopped = |id: i64, n: i64| {
+            let of = |what: &str, n: i64| (format!("server/10.0.0.1:6379/{what}"), n);
+            let periods = [of("periods/0/ms", 500 * n), of("periods/0/throttled", 5 * n), of("periods/0/all", 10 * n)];
+            let group = [of("group/oom_kills", n), of("periods/0/id", id), of("group/id", id)];
+            Counts::of_numbers(periods.into_iter().chain(group))
+        };
+        let told = |before: Counts, after: Counts| {
+            let mut host = minute();
+            before.narrow(&after, &Crowd::default(), 1.0, 0, &mut host);
+            let process = host.processes.remove(0);
+            (process.throttled_periods, process.memory_group.unwrap().oom_kills)
+        };
+        assert_eq!(told(stopped(7, 1), stopped(7, 3)), (Some((10, 20)), Some(2)));
+        assert_eq!(told(stopped(7, 1), stopped(8, 3)), (None, None), "it was moved");
     }
 
     #[test]
