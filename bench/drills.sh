@@ -39,7 +39,7 @@ if [[ $parts == *" clients "* ]]; then
     { head "Clients"; run drill client_recovery --store "$store"; } > "$out/clients.md"
 fi
 if [[ $parts == *" cases "* ]]; then
-    { head "Cases"; run case run --all --store "$store" --html "$out/cases.html"; } > "$out/cases.md"
+    { head "Cases"; run case --all --store "$store" --html "$out/cases.html"; } > "$out/cases.md"
 fi
 if [[ $parts == *" diagnoses "* ]]; then
     {
@@ -48,7 +48,7 @@ if [[ $parts == *" diagnoses "* ]]; then
             echo
             echo "## $name"
             echo
-            "$unslow" case run "$name" --diagnosis-only --repeat "${SEEDS:-10}" --seed 1 --store "$store" --quiet --format json |
+            "$unslow" case "$name" --diagnosis-only --repeat "${SEEDS:-10}" --seed 1 --store "$store" --quiet --format json |
                 python3 -c 'import json,sys
 for c in json.load(sys.stdin)["cases"]:
     d = c["diagnosis"]

@@ -11,6 +11,7 @@ use clap::Args;
 use rand::SeedableRng;
 use rand::seq::IndexedRandom;
 use serde::Serialize;
+use serde_json::json;
 use unslow_client::{Connection, Options, Target, discover};
 use unslow_doctor::{Report, Severity, diagnose};
 use unslow_engine::{Deployment, find};
@@ -81,6 +82,12 @@ impl Demo {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         let choices: Vec<&Fault> = faults::ALL.iter().filter(|f| f.demo).collect();
         // By the names of the rules that must find them: the diagnosis is what this is about.
+        if self.list && output.json() {
+            let faults = choices.iter().map(|fault| json!({ "name": rule(fault), "about": fault.about }));
+            let document = json!({ "schema": "unslow.demo_faults/1", "faults": faults.collect::<Vec<_>>() });
+            output.print_json(&document)?;
+            return Ok(0);
+        }
         if self.list {
             for fault in &choices {
                 output.print(&format!("{:<18} {}\n", rule(fault), fault.about))?;

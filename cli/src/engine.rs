@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use serde_json::json;
 use unslow_engine::{
     CATALOG, Holding, KAFKA_VERSION, Purpose, find, holdings, install, install_kafka, installed, kafka_installed,
     on_path,
@@ -55,17 +56,23 @@ impl EngineArguments {
             What::Install { name } => {
                 let names: Vec<&str> =
                     name.as_deref().map_or_else(|| CATALOG.iter().map(|e| e.name).collect(), |n| vec![n]);
+                let mut all = Vec::new();
                 for name in names {
-                    if name == KAFKA {
-                        let lib = install_kafka(&mut |step| output.note(&format!("{name}: {step}")))?;
-                        output.note(&format!("{name}: Kafka {KAFKA_VERSION} at {}", lib.display()));
-                        continue;
-                    }
-                    let engine = match CATALOG.iter().find(|e| e.name == name) {
-                        Some(entry) => install(entry, &mut |step| output.note(&format!("{name}: {step}")))?,
-                        None => find(name)?,
+                    let say = |step: &str| output.note(&format!("{name}: {step}"));
+                    let (version, server) = if name == KAFKA {
+                        (format!("Kafka {KAFKA_VERSION}"), install_kafka(&mut |step| say(step))?)
+                    } else {
+                        let engine = match CATALOG.iter().find(|e| e.name == name) {
+                            Some(entry) => install(entry, &mut |step| say(step))?,
+                            None => find(name)?,
+                        };
+                        (engine.version.to_string(), engine.server)
                     };
-                    output.note(&format!("{name}: {} at {}", engine.version, engine.server.display()));
+                    output.note(&format!("{name}: {version} at {}", server.display()));
+                    all.push(json!({ "name": name, "version": version, "server": server }));
+                }
+                if output.json() {
+                    output.print_json(&json!({ "schema": "unslow.engine_install/1", "engines": all }))?;
                 }
                 Ok(0)
             }
@@ -122,6 +129,9 @@ impl EngineArguments {
 
 /// All names are looked up before the first is removed.
 fn rm(names: &[String], output: &Output) -> anyhow::Result<u8> {
+    let mut names = names.to_vec();
+    names.sort();
+    names.dedup();
     let mut all = holdings()?;
     all.retain(|holding| holding.purpose == Purpose::Engine);
     let named = |holding: &&Holding, name: &str| holding.path.file_name().is_some_and(|file| *file == *folder(name));
@@ -132,9 +142,14 @@ fn rm(names: &[String], output: &Output) -> anyhow::Result<u8> {
             is_here.with_context(|| format!("{name} is not installed; unslow engine ls lists what is"))
         })
         .collect::<anyhow::Result<_>>()?;
+    let mut removed = Vec::new();
     for (name, holding) in names.iter().zip(found) {
         holding.remove()?;
         output.note(&format!("{name}: removed, {}", bytes(holding.bytes as f64)));
+        removed.push(json!({ "name": name, "bytes": holding.bytes }));
+    }
+    if output.json() {
+        output.print_json(&json!({ "schema": "unslow.engine_rm/1", "removed": removed }))?;
     }
     Ok(0)
 }

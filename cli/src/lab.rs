@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use unslow_lab::faults::ALL;
+use unslow_lab::faults::{ALL, Takes, two_ends};
 use unslow_lab::found::{self, Description, Found, Request};
 use unslow_lab::launch::{self, Order};
 use unslow_lab::topology::parse_duration;
@@ -35,13 +35,15 @@ enum What {
     Fault {
         /// Fault to inject
         name: Option<String>,
-        /// A server (node-2, master, replica-1, an address), a host, a zone, or a path (zone-a:zone-b, A->B for one
-        /// way)
+        /// A server (node-2, master, replica-1, an address), a host, a zone, or a path (zone-a:zone-b)
         #[arg(allow_hyphen_values = true)]
         target: Option<String>,
         /// The fault's value: a time, a share, a rate or a count
         #[arg(allow_hyphen_values = true)]
         value: Option<String>,
+        /// Affect only traffic from A to B; the target must be a path A:B
+        #[arg(long)]
+        one_way: bool,
         /// Heal it automatically after this time
         #[arg(long = "for", value_parser = crate::typed::lasting, value_name = "TIME")]
         lasts: Option<Duration>,
@@ -114,6 +116,10 @@ struct Up {
     /// Round trip between zones
     #[arg(long, value_name = "TIME", conflicts_with = "file")]
     rtt: Option<String>,
+    /// Add a setting to the configuration of every data node, such as cluster-node-timeout=2000; may be repeated.
+    /// Passwords belong in a topology file: others can see the command line
+    #[arg(long = "set", value_parser = setting, value_name = "NAME=VALUE", conflicts_with = "file")]
+    settings: Vec<(String, String)>,
     /// Use loopback addresses: needs no privileges, has no round trips
     #[arg(long)]
     flat: bool,
@@ -156,11 +162,27 @@ impl Up {
         if let Some(n) = self.replicas {
             text += &format!("replicas = {n}\n");
         }
+        if !self.settings.is_empty() {
+            let mut settings = toml::Table::new();
+            for (name, value) in &self.settings {
+                let value = value.parse::<bool>().map_or(toml::Value::String(value.clone()), toml::Value::Boolean);
+                if settings.insert(name.clone(), value).is_some() {
+                    bail!("--set {name} was given twice; a topology file is the place for settings with several lines");
+                }
+            }
+            text += &format!("[deployment.settings]\n{settings}");
+        }
         for letter in ('a'..='z').take(zones) {
             text += &format!("[[zone]]\nname = \"zone-{letter}\"\n");
         }
         Ok(text)
     }
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    let (name, value) = parts.ok_or("expected NAME=VALUE, such as cluster-node-timeout=2000")?;
+    Ok((name.to_string(), value.to_string()))
 }
 
 impl LabArguments {
@@ -187,8 +209,11 @@ impl LabArguments {
         match &self.what {
             What::Up(up) => self.up(up, output),
             What::Ls { name } => ls(name.as_deref(), output),
-            What::Fault { name, target, value, lasts, lab } => match name {
-                Some(name) => fault(name, target, value, *lasts, lab.as_deref(), output),
+            What::Fault { name, target, value, one_way, lasts, lab } => match name {
+                Some(name) => {
+                    let target = if *one_way { Some(one_way_of(name, target.as_deref())?) } else { target.clone() };
+                    fault(name, target, value, *lasts, lab.as_deref(), output)
+                }
                 None => list(output),
             },
             What::Heal { which, lab } => heal(which, lab.as_deref(), output),
@@ -395,21 +420,31 @@ fn list(output: &Output) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+/// A path that is taken one way, as the lab is told it.
+fn one_way_of(name: &str, target: Option<&str>) -> anyhow::Result<String> {
+    if !ALL.iter().any(|f| f.takes == Takes::Path && (f.name == name || f.rule == Some(name))) {
+        bail!("--one-way is for faults of paths; unslow lab fault lists what each fault takes");
+    }
+    match target.and_then(two_ends) {
+        Some((from, to)) => Ok(format!("{from}->{to}")),
+        None => bail!(
+            "--one-way needs a path with two ends, such as zone-a:zone-b; got {}",
+            target.map_or("none".into(), |target| format!("{target:?}"))
+        ),
+    }
+}
+
 fn fault(
     name: &str,
-    target: &Option<String>,
+    target: Option<String>,
     value: &Option<String>,
     lasts: Option<Duration>,
     lab: Option<&str>,
     output: &Output,
 ) -> anyhow::Result<u8> {
     let found = found::find(lab)?;
-    let request = Request::Fault {
-        name: name.into(),
-        target: target.clone(),
-        value: value.clone(),
-        for_ms: lasts.map(|d| d.as_millis() as u64),
-    };
+    let request =
+        Request::Fault { name: name.into(), target, value: value.clone(), for_ms: lasts.map(|d| d.as_millis() as u64) };
     let begun = found.ask(&request, Duration::from_secs(300))?;
     if output.json() {
         output.print_json(&json!({ "schema": "unslow.lab_fault/1", "lab": found.name, "fault": begun }))?;

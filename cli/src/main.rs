@@ -8,6 +8,7 @@ mod bypass;
 mod case;
 mod chart;
 mod clean;
+mod completions;
 mod demo;
 mod doctor;
 mod drill;
@@ -47,7 +48,7 @@ use unslow_interrupt::Action;
 #[derive(Parser)]
 #[command(
     name = "unslow",
-    version,
+    version = env!("UNSLOW_VERSION"),
     about,
     after_help = "Exit status: 0 success, or nothing found; 1 findings, or a failed check; 2 could not look.\n\n\
                   Manuals: unslow help guide, running, faults, drills, security, lettuce; those of a command as \
@@ -98,14 +99,19 @@ enum Verb {
     Case(case::CaseArguments),
     /// List, install and remove the real servers that can run here.
     Engine(engine::EngineArguments),
+    /// Print completions for a shell, or write manual pages.
+    Completions(completions::Completions),
     /// Remove what unslow has left on this machine: evidence of drills, client libraries, preloaded libraries.
     Clean(clean::CleanArguments),
 }
 
 /// In `bench` -n is what it is in redis-benchmark.
+fn command() -> clap::Command {
+    Arguments::command().mut_subcommand("bench", |bench| bench.mut_arg("server_db", |db| db.short(None)))
+}
+
 fn parse(words: Vec<OsString>) -> Result<Arguments, clap::Error> {
-    let command = Arguments::command().mut_subcommand("bench", |bench| bench.mut_arg("server_db", |db| db.short(None)));
-    Arguments::from_arg_matches(&command.try_get_matches_from(words)?)
+    Arguments::from_arg_matches(&command().try_get_matches_from(words)?)
 }
 
 fn main() -> ExitCode {
@@ -113,23 +119,22 @@ fn main() -> ExitCode {
     let is_verb = |name: &str| name == "help" || Arguments::command().find_subcommand(name).is_some();
     match manual::asked(&words, is_verb) {
         Some(Ok(page)) => return output::print_page(page),
-        Some(Err(e)) => {
-            eprintln!("unslow: {}", doctor::text::clean_lines(&format!("{e:#}")));
-            return ExitCode::from(2);
-        }
+        Some(Err(e)) => return output::failed(&said(&e), false),
         None => {}
     }
     let arguments = parse(server::help_asked(std::env::args_os().collect())).unwrap_or_else(|e| {
-        let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        // What stands behind -- is another program's.
+        let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+        let words: Vec<String> = words.take_while(|word| word != "--").collect();
         doctor::refuse(&e, &words);
+        output::refused(&e, &words);
         e.exit()
     });
     arguments.output.apply();
     if let Verb::Lab(lab) = &arguments.verb
         && let Some(e) = lab.run_alone()
     {
-        eprintln!("unslow: {}", doctor::text::clean_lines(&format!("{e:#}")));
-        return ExitCode::from(2);
+        return output::failed(&said(&e), false);
     }
     if let Some(exchange) = arguments.output.exchange()
         && !matches!(arguments.verb, Verb::Doctor(_) | Verb::Incidents(_))
@@ -138,6 +143,7 @@ fn main() -> ExitCode {
         eprintln!("unslow: --format {format} is for doctor and incidents; everything else prints text or json");
         return ExitCode::from(2);
     }
+    let is_lines = arguments.output.json() && matches!(&arguments.verb, Verb::Watch(_));
     let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());
     let last_word = match &arguments.verb {
         Verb::Lab(lab) if !lab.begins() => "the lab keeps running",
@@ -170,17 +176,19 @@ fn main() -> ExitCode {
         Verb::Drill(drill) => drill.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
         Verb::Clean(clean) => clean.run(&arguments.output),
+        Verb::Completions(completions) => completions.run(command(), &arguments.output),
     };
     // What the verb found may be that its servers were ended under it.
     unslow_interrupt::park_if_ending();
     match result {
         Ok(code) => ExitCode::from(code),
-        Err(e) => {
-            // Words of a server may stand in it.
-            eprintln!("unslow: {}", doctor::text::clean_lines(&format!("{e:#}")));
-            ExitCode::from(2)
-        }
+        Err(e) => output::failed(&said(&e), is_lines),
     }
+}
+
+/// What an error says. Words of a server may stand in it.
+fn said(e: &anyhow::Error) -> String {
+    doctor::text::clean_lines(&format!("{e:#}"))
 }
 
 /// The one way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us. The holder of a lab has no
@@ -190,6 +198,7 @@ fn end_at_once(last_word: Option<&str>) -> ! {
     unslow_engine::stop_all();
     unslow_lab::place::forget_empty_dir();
     doctor::fail_document("interrupted before the diagnosis");
+    output::print_failed("interrupted");
     files::forget_half_written();
     if let Some(last_word) = last_word {
         eprintln!("\nunslow: interrupted; {last_word}");

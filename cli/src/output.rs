@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anstyle::{AnsiColor, Style};
@@ -32,6 +33,44 @@ pub enum Exchange {
     Prometheus,
 }
 
+/// What stdout still owes to a program that reads JSON there: a document, or where there is none the reason.
+static OWED: Mutex<bool> = Mutex::new(false);
+
+/// Why a verb has failed, on stderr; for a program that reads JSON also on stdout, unless a document is there. Lines of
+/// JSON get one more.
+pub fn failed(why: &str, is_lines: bool) -> ExitCode {
+    eprintln!("unslow: {why}");
+    if is_lines {
+        *OWED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+    print_failed(why);
+    ExitCode::from(2)
+}
+
+/// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
+pub fn refused(e: &clap::Error, words: &[String]) {
+    let apart = words.windows(2).any(|pair| pair == ["--format", "json"]);
+    if e.use_stderr() && (apart || words.iter().any(|word| word == "--format=json")) {
+        *OWED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        // The kind alone: the message repeats words of the command line, and a password may be among them.
+        print_failed(&format!("invalid command line: {}", e.kind().as_str().unwrap_or("a subcommand is required")));
+    }
+}
+
+/// The reason, where a document is owed; then none is.
+pub fn print_failed(why: &str) {
+    // Held by one who is printing: the document is there, or will be.
+    let Ok(mut owed) = OWED.try_lock() else { return };
+    if std::mem::take(&mut *owed) {
+        let document = serde_json::json!({ "schema": "unslow.error/1", "error": why });
+        let _ = writeln!(std::io::stdout().lock(), "{document}");
+    }
+}
+
+fn paid() {
+    *OWED.lock().unwrap_or_else(PoisonError::into_inner) = false;
+}
+
 #[derive(Args)]
 pub struct Output {
     /// What to print on stdout
@@ -57,8 +96,10 @@ pub mod style {
 }
 
 impl Output {
-    /// Settles colours once: `NO_COLOR`, pipes and dumb terminals get none.
+    /// Settles colours once: `NO_COLOR`, pipes and dumb terminals get none. From here on JSON is owed where it was
+    /// asked for.
     pub fn apply(&self) {
+        *OWED.lock().unwrap_or_else(PoisonError::into_inner) = self.json();
         if self.format != Format::Text {
             anstream::ColorChoice::Never.write_global();
         }
@@ -80,6 +121,7 @@ impl Output {
 
     /// A whole document, as it is.
     pub fn print_document(&self, text: &str) -> anyhow::Result<()> {
+        paid();
         written(std::io::stdout().lock().write_all(text.as_bytes()))
     }
 
@@ -95,6 +137,7 @@ impl Output {
 
     /// The same for text that goes on; `false` when nobody reads any more.
     pub fn print_while_read(&self, text: &str) -> anyhow::Result<bool> {
+        paid();
         let mut out = anstream::stdout().lock();
         match out.write_all(self.shown(text).as_bytes()).and_then(|()| out.flush()) {
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),

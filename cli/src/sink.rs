@@ -157,6 +157,9 @@ impl SinkArguments {
 
     pub fn run(self, output: &Output) -> anyhow::Result<u8> {
         let config = self.settings()?;
+        if self.dry_run && output.json() {
+            bail!("--dry-run prints the commands as they would be sent; omit --format json");
+        }
         let target = self.reach.target(&config.to)?;
         let stream = self.stream(&config)?;
         let options = self.reach.options()?;

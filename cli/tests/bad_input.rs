@@ -345,3 +345,56 @@ fn a_full_disk_is_told_and_costs_nothing_else() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("No space left"), "{}", stderr(&output));
 }
+
+#[test]
+fn a_failure_is_one_json_document_with_its_reason_wherever_json_was_asked_for() {
+    for arguments in [
+        &["record", "ls", "/nowhere"][..],
+        &["incidents", "/nowhere"],
+        &["compare", "/nowhere/a", "/nowhere/b"],
+        &["bench", "redis://127.0.0.1:1", "-n", "1"],
+        &["lab", "fault", "delay", "zone-a", "--one-way"],
+        &["lab", "up", "--set", "maxmemory"],
+        &["case"],
+        &["case", "nothing"],
+        &["drill", "nothing"],
+        &["engine", "install", "nothing"],
+        &["engine", "rm", "nothing"],
+        &["sink", "--map", "/nowhere"],
+        &["no-such-verb"],
+        &["lab"],
+    ] {
+        for command_line in [[arguments, &["--format", "json"]].concat(), [&["--format", "json"], arguments].concat()] {
+            let output = unslow(&command_line);
+            assert_eq!(output.status.code(), Some(2), "{command_line:?}: {}", stdout(&output));
+            let document: Value = serde_json::from_slice(&output.stdout)
+                .unwrap_or_else(|e| panic!("{command_line:?}: {e}: {:?}", stdout(&output)));
+            assert_eq!(document["schema"], "unslow.error/1", "{command_line:?}");
+            let why = document["error"].as_str().unwrap_or_default();
+            assert!(why.len() > 5 && !why.ends_with(": "), "{command_line:?}: {why:?}");
+        }
+    }
+    // What stands behind -- is another program's.
+    let output = unslow(&["lab", "exec", "--nonsense", "host", "--", "unslow", "doctor", "--format", "json"]);
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
+fn lists_are_ls_wherever_a_global_flag_stands() {
+    for arguments in [&["case", "ls"][..], &["case", "list"], &["drill", "ls"], &["drill", "--list"], &["engine", "ls"]]
+    {
+        let texts = [[&["--quiet"], arguments].concat(), [arguments, &["--quiet"]].concat()].map(|all| unslow(&all));
+        assert!(texts.iter().all(|output| output.status.success()), "{arguments:?}: {}", stderr(&texts[0]));
+        assert_eq!(texts[0].stdout, texts[1].stdout);
+        let document: Value =
+            serde_json::from_slice(&unslow(&[arguments, &["--format", "json"]].concat()).stdout).unwrap();
+        assert!(document["schema"].as_str().is_some_and(|schema| schema.starts_with("unslow.")), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_password_whose_host_was_forgotten_is_not_repeated() {
+    let output = unslow(&["bench", "redis://:s3cret", "--format", "json"]);
+    let said = stdout(&output) + &stderr(&output);
+    assert!(!said.contains("s3cret") && said.contains("host[:port]"), "{said}");
+}

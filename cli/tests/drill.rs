@@ -487,13 +487,14 @@ fn incident(name: &str) {
     let (folder, page) = (store.path().display().to_string(), store.path().join("cases.html"));
     let html = page.display().to_string();
     tried_while_busy(2, |_| {
-        let arguments = ["case", "run", name, "--store", &folder, "--html", &html, "--format", "json", "--quiet"];
+        let arguments = ["case", name, "--store", &folder, "--html", &html, "--format", "json", "--quiet"];
         let noise = Noise::watch();
         let output = unslow(&arguments);
         let busy = noise.so_far().busy();
-        let Ok(json) = serde_json::from_slice::<Json>(&output.stdout) else {
+        let json = serde_json::from_slice::<Json>(&output.stdout).unwrap_or_default();
+        if json["schema"] != "unslow.case/1" {
             return Err(format!("{name} did not come to its end: {}", stderr(&output)));
-        };
+        }
         assert!(schema("case").is_valid(&json));
         let case = &json["cases"][0];
         assert_eq!(case["case"], name);

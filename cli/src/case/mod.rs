@@ -5,8 +5,8 @@ mod text;
 
 use std::path::PathBuf;
 
-use anyhow::Context;
-use clap::{Args, Subcommand};
+use anyhow::{Context, bail};
+use clap::Args;
 use serde_json::json;
 use unslow_drill::case::{self, Case, Document, Report};
 use unslow_drill::check::Verdict;
@@ -15,51 +15,51 @@ use unslow_units::time_rough_s;
 use crate::output::{Output, style, writable};
 
 #[derive(Args)]
+#[command(
+    after_help = "Exit status: 0 passed, 1 a case failed, 2 a case is unknown or could not start.\n\nExamples:\n  \
+                  unslow case ls\n  unslow case fork-stall --html case.html\n  unslow case --all"
+)]
 pub struct CaseArguments {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Subcommand)]
-enum What {
-    /// List the cases
-    List,
-    /// Reproduce, diagnose, fix and measure one or more cases
-    Run {
-        /// Cases to run; --all for every one
-        #[arg(required_unless_present = "all")]
-        name: Vec<String>,
-        /// Run every case
-        #[arg(long, conflicts_with = "name")]
-        all: bool,
-        /// Repeat each case N times, with one seed after another
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
-        repeat: u32,
-        /// Only reproduce the problem and run the doctor, for trying many seeds
-        #[arg(long)]
-        diagnosis_only: bool,
-        /// Seed for the lab's jitter and loss
-        #[arg(long, value_name = "N")]
-        seed: Option<u64>,
-        /// Where the evidence is kept [default: in the cache, see `unslow clean`]
-        #[arg(long, value_name = "DIRECTORY")]
-        store: Option<PathBuf>,
-        /// Write the report as an HTML page
-        #[arg(long, value_name = "FILE")]
-        html: Option<PathBuf>,
-    },
+    /// Cases to run; --all for every one, ls to list them
+    name: Vec<String>,
+    /// Run every case
+    #[arg(long)]
+    all: bool,
+    /// Repeat each case N times, with one seed after another
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+    repeat: u32,
+    /// Only reproduce the problem and run the doctor, for trying many seeds
+    #[arg(long)]
+    diagnosis_only: bool,
+    /// Seed for the lab's jitter and loss
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Where the evidence is kept [default: in the cache, see `unslow clean`]
+    #[arg(long, value_name = "DIRECTORY")]
+    store: Option<PathBuf>,
+    /// Write the report as an HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 impl CaseArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        let What::Run { name, all, repeat, diagnosis_only, seed, store, html } = &self.what else {
-            return list(output);
+        let CaseArguments { name, all, repeat, diagnosis_only, seed, store, html } = self;
+        let words: Vec<&str> = name.iter().map(String::as_str).collect();
+        let names = match &words[..] {
+            ["ls" | "list"] if !*all => return list(output),
+            // As it was typed in earlier versions.
+            ["run", names @ ..] => names,
+            names => names,
         };
+        if names.is_empty() != *all {
+            bail!("name the cases to run, or --all for every one; unslow case ls lists them");
+        }
         let cases: Vec<&Case> = if *all {
             // The drills ask the doctor nothing.
             case::ALL.iter().filter(|c| !*diagnosis_only || c.asks()).collect()
         } else {
-            name.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
+            names.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
         };
         html.as_deref().map_or(Ok(()), writable)?;
         let store = store.clone().unwrap_or_else(unslow_engine::evidence_dir);
@@ -119,7 +119,7 @@ fn list(output: &Output) -> anyhow::Result<u8> {
             Ok(json!({"name": case.name, "incident": story.incident, "title": story.title, "about": story.about}))
         };
         let cases = case::ALL.iter().map(one).collect::<anyhow::Result<Vec<_>>>()?;
-        output.print_json(&json!({ "cases": cases }))?;
+        output.print_json(&json!({ "schema": "unslow.cases/1", "cases": cases }))?;
         return Ok(0);
     }
     for case in case::ALL {

@@ -23,12 +23,12 @@ use crate::table::table;
 #[derive(Args)]
 #[command(
     after_help = "Exit status: 0 every check passed, 1 a check failed (even if others are unknown), 2 a run is unknown \
-                  or could not start.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill \
-                  split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html drill.html\n  unslow \
-                  drill cluster_failover --fault failover --i-own-this redis://staging:6379"
+                  or could not start.\n\nExamples:\n  unslow drill ls\n  unslow drill cluster_failover --fault \
+                  hang\n  unslow drill split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html \
+                  drill.html\n  unslow drill cluster_failover --fault failover --i-own-this redis://staging:6379"
 )]
 pub struct DrillArguments {
-    /// A built-in drill (see --list), or your own file
+    /// A built-in drill (ls lists them), or your own file
     name: Option<String>,
     #[arg(hide = true)]
     url: Option<String>,
@@ -60,8 +60,8 @@ pub struct DrillArguments {
     /// (failover, hang, or none)
     #[arg(long, value_name = "URL")]
     i_own_this: Option<String>,
-    /// List the drills, their faults and variants
-    #[arg(long)]
+    /// The same as `unslow drill ls`
+    #[arg(long, hide = true)]
     list: bool,
     #[command(flatten)]
     reach: Reach,
@@ -69,13 +69,14 @@ pub struct DrillArguments {
 
 impl DrillArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        if self.list {
+        // No drill is called that.
+        if self.list || self.name.as_deref() == Some("ls") {
             return list(output);
         }
         if self.seed.is_some_and(|s| s.checked_add(u64::from(self.repeat)).is_none()) {
             bail!("--seed plus --repeat is more than the largest possible seed");
         }
-        let name = self.name.as_deref().context("no drill given; try: unslow drill --list")?;
+        let name = self.name.as_deref().context("no drill given; try: unslow drill ls")?;
         if let Some(url) = &self.url {
             // Without its password.
             let url = Target::parse(url).map_or("it".into(), |t| t.url());
@@ -283,7 +284,8 @@ fn list(output: &Output) -> anyhow::Result<u8> {
             let variants: Vec<&str> = d.variants.iter().map(|(l, _)| l.as_str()).collect();
             json!({"name": d.name, "about": d.about, "faults": d.alternatives(), "variants": variants})
         };
-        output.print_json(&json!({"drills": drills.iter().map(one).collect::<Vec<_>>()}))?;
+        let drills: Vec<_> = drills.iter().map(one).collect();
+        output.print_json(&json!({"schema": "unslow.drills/1", "drills": drills}))?;
         return Ok(0);
     }
     let mut rows = vec![["drill", "what it does", "faults", "variants"].map(String::from).to_vec()];

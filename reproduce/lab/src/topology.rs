@@ -46,8 +46,8 @@ pub struct Topology {
     /// Name of the lab; `default` when left out.
     #[serde(default = "default_name")]
     pub name: String,
-    /// Zones, in order.
-    #[serde(rename = "zone")]
+    /// Zones, in order; three when left out.
+    #[serde(rename = "zone", default = "three_zones")]
     pub zones: Vec<Zone>,
     /// Between every two zones.
     #[serde(default = "across")]
@@ -252,6 +252,15 @@ fn inside_rtt() -> Duration {
     Duration::from_micros(100)
 }
 
+fn three_zones() -> Vec<Zone> {
+    #[derive(Deserialize)]
+    struct Zones {
+        zone: Vec<Zone>,
+    }
+    let zones = ["zone-a", "zone-b", "zone-c"].map(|name| format!("[[zone]]\nname = {name:?}\n")).concat();
+    toml::from_str::<Zones>(&zones).expect("our own text").zone
+}
+
 fn across() -> PathSpec {
     PathSpec { rtt: Duration::from_millis(1), ..PathSpec::default() }
 }
@@ -268,8 +277,7 @@ const DISK: std::ops::RangeInclusive<u64> = 4096..=1 << 40;
 impl Topology {
     /// Three zones, 0.1 ms inside, 1 ms across, a six-node Valkey cluster with replicas in other zones.
     pub fn standard() -> Topology {
-        Topology::parse("[[zone]]\nname = \"zone-a\"\n[[zone]]\nname = \"zone-b\"\n[[zone]]\nname = \"zone-c\"\n")
-            .expect("our own text")
+        Topology::parse("").expect("our own text")
     }
 
     /// Reads a file's text; errors have line and column.

@@ -200,7 +200,7 @@ pub struct Report {
     pub seconds: f64,
 }
 
-/// What `unslow case run --format json` prints.
+/// What `unslow case NAME --format json` prints.
 #[derive(Serialize, JsonSchema)]
 pub struct Document {
     /// `unslow.case/1`.

@@ -367,11 +367,17 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
     Err(Error::new(format!("no server or host {target:?} in lab {}{}", lab.name, did_you_mean(target, &names))))
 }
 
+/// `A:B` as its two ends, each of which may be an address with a port.
+pub fn two_ends(path: &str) -> Option<(&str, &str)> {
+    let is_port = |word: &str| word.split(':').next().is_some_and(|first| first.parse::<u16>().is_ok());
+    let colons = path.match_indices(':').map(|(at, _)| (&path[..at], &path[at + 1..]));
+    colons.into_iter().find(|(from, to)| !from.is_empty() && !to.is_empty() && !is_port(to))
+}
+
 fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
     lab.wire()?;
     let all: Vec<usize> = (0..lab.hosts.len() + usize::from(lab.door.is_some())).collect();
-    let text =
-        target.ok_or_else(|| Error::new("expected a path: a host, a zone, A:B, A->B, or all; try: unslow lab ls"))?;
+    let text = target.ok_or_else(|| Error::new("expected a path: a host, a zone, A:B, or all; try: unslow lab ls"))?;
     if text == "all" {
         return Ok((Hits::Path { from: all.clone(), to: all, both_ways: false }, "every path".into()));
     }
@@ -379,7 +385,7 @@ fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
         .iter()
         .rev()
         .find_map(|(arrow, both)| text.split_once(arrow).map(|(a, b)| (a, b, *both)))
-        .or_else(|| text.split_once(':').filter(|(_, b)| b.parse::<u16>().is_err()).map(|(a, b)| (a, b, true)));
+        .or_else(|| two_ends(text).map(|(a, b)| (a, b, true)));
     match ends {
         Some((a, b, both_ways)) => {
             let (from, to) = (hosts(lab, a)?, hosts(lab, b)?);
@@ -391,7 +397,7 @@ fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
             let from = if others.is_empty() { all } else { others };
             let names: Vec<&str> = named.iter().filter_map(|h| Some(lab.hosts.get(*h)?.name.as_str())).collect();
             let who = if names.len() == 1 { names[0].to_string() } else { text.to_string() };
-            Ok((Hits::Path { from, to: named, both_ways: true }, format!("{who} and everybody else")))
+            Ok((Hits::Path { from, to: named, both_ways: true }, format!("{who} and all other hosts")))
         }
     }
 }
@@ -420,4 +426,19 @@ fn hosts(lab: &Lab, word: &str) -> Result<Vec<usize>, Error> {
     names.extend(lab.hosts.iter().map(|h| h.name.as_str()));
     names.extend(lab.servers().map(|(s, _)| s.name()));
     Err(Error::new(format!("no zone, host or server {word:?} in lab {}{}", lab.name, did_you_mean(word, &names))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_has_two_ends_which_may_be_addresses() {
+        assert_eq!(two_ends("zone-a:zone-b"), Some(("zone-a", "zone-b")));
+        assert_eq!(two_ends("198.18.1.1:6379:198.18.2.1:6379"), Some(("198.18.1.1:6379", "198.18.2.1:6379")));
+        assert_eq!(two_ends("node-1:198.18.2.1:6379"), Some(("node-1", "198.18.2.1:6379")));
+        for one in ["zone-a", "198.18.1.1:6379", "zone-a:", ":zone-b", "", ":"] {
+            assert_eq!(two_ends(one), None, "{one}");
+        }
+    }
 }

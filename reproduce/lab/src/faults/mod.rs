@@ -32,7 +32,7 @@ use unslow_client::{Connection, Options, Target};
 use unslow_engine::{Error, Seat, Server};
 use unslow_units::did_you_mean;
 
-pub use at::At;
+pub use at::{At, two_ends};
 pub use catalogue::ALL;
 
 use crate::lab::Lab;
@@ -47,7 +47,7 @@ pub enum Takes {
     Node,
     /// A server, or a host or zone and with it all servers there.
     Processes,
-    /// A host or zone (towards everybody else), `A:B`, `A->B` between two of them, or `all`.
+    /// A host or zone (and all others), `A:B` between two of them (`A->B` for one way), or `all`.
     Path,
 }
 
@@ -58,7 +58,7 @@ impl Takes {
             Takes::Deployment => "",
             Takes::Node => "SERVER",
             Takes::Processes => "SERVER, HOST or ZONE",
-            Takes::Path => "HOST, ZONE, A:B, A->B or all",
+            Takes::Path => "HOST, ZONE, A:B or all",
         }
     }
 }
