@@ -126,8 +126,9 @@ fn main() -> ExitCode {
         // What stands behind -- is another program's.
         let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
         let words: Vec<String> = words.take_while(|word| word != "--").collect();
-        doctor::refuse(&e, &words);
-        output::refused(&e, &words);
+        if !doctor::refuse(&e, &words) {
+            output::refused(&e, &words);
+        }
         e.exit()
     });
     arguments.output.apply();

@@ -374,6 +374,9 @@ fn a_failure_is_one_json_document_with_its_reason_wherever_json_was_asked_for() 
             assert!(why.len() > 5 && !why.ends_with(": "), "{command_line:?}: {why:?}");
         }
     }
+    let output = unslow(&["doctor", "--nonsense", "--format", "json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!(document["schema"], "unslow.doctor/1");
     // What stands behind -- is another program's.
     let output = unslow(&["lab", "exec", "--nonsense", "host", "--", "unslow", "doctor", "--format", "json"]);
     assert_eq!(stdout(&output), "");
@@ -394,7 +397,9 @@ fn lists_are_ls_wherever_a_global_flag_stands() {
 
 #[test]
 fn a_password_whose_host_was_forgotten_is_not_repeated() {
-    let output = unslow(&["bench", "redis://:s3cret", "--format", "json"]);
-    let said = stdout(&output) + &stderr(&output);
-    assert!(!said.contains("s3cret") && said.contains("host[:port]"), "{said}");
+    for (verb, format) in [("bench", "json"), ("doctor", "json"), ("doctor", "junit"), ("doctor", "text")] {
+        let output = unslow(&[verb, "redis://:s3cret", "--format", format]);
+        let said = stdout(&output) + &stderr(&output);
+        assert!(!said.contains("s3cret") && said.contains("host[:port]"), "{verb} {format}: {said}");
+    }
 }

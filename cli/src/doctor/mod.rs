@@ -151,15 +151,18 @@ pub fn fail_document(why: &str) {
 }
 
 /// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
-pub fn refuse(error: &clap::Error, words: &[String]) {
+/// Whether it is printed.
+pub fn refuse(error: &clap::Error, words: &[String]) -> bool {
     let apart = words.windows(2).find(|w| w[0] == "--format").map(|w| w[1].as_str());
     let named = apart.or_else(|| words.iter().find_map(|w| w.strip_prefix("--format=")));
     let format = named.and_then(|name| Format::from_str(name, false).ok()).filter(|format| *format != Format::Text);
-    if let Some(format) = format.filter(|_| error.use_stderr() && words.iter().any(|w| w == "doctor")) {
+    let format = format.filter(|_| error.use_stderr() && words.iter().any(|w| w == "doctor"));
+    if let Some(format) = format {
         // The kind alone: the message repeats words of the command line, and a password may be among them.
         let owed = Owed { url: String::new(), format, fail_on: None };
         print_failed(owed, &format!("invalid command line: {}", error.kind()));
     }
+    format.is_some()
 }
 
 /// Prints the document that is owed. After a signal that printed one there is none: two documents would be as bad as
@@ -373,7 +376,13 @@ fn with_nodes_of(mut first: Facts, other: Facts) -> Facts {
 fn without_password(url: &str) -> String {
     match Target::parse(url) {
         Ok(target) => target.url(),
-        Err(_) => url.rsplit('@').next().and_then(|rest| rest.split('?').next()).unwrap_or("").to_string(),
+        Err(_) => {
+            let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+            let host = rest.rsplit('@').next().and_then(|rest| rest.split('?').next()).unwrap_or("");
+            // Without an @ what is behind a colon may be a password whose host was forgotten.
+            let host = if rest.contains('@') { host } else { host.split(':').next().unwrap_or("") };
+            if scheme.is_empty() || rest.contains('@') { host.to_string() } else { format!("{scheme}://{host}") }
+        }
     }
 }
 

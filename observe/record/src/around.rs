@@ -181,15 +181,17 @@ impl<'a> Around<'a> {
         let window = self.window;
         let asked: Vec<Asked> = self.events.iter().filter(|e| e.kind == ASKED).map(Asked::of).collect();
         let place = best(&asked, window)?;
-        let earlier = &asked[..place];
+        let round = &asked[place];
+        // What one is compared with is never further from the window on the same side of it.
+        let mut earlier = asked[..place].iter().filter(|_| round.at_ms > window.start);
         if window.end - window.start >= MINUTE_MS {
-            let before = earlier.iter().rev().find(|a| a.at_ms <= window.start).or(earlier.first());
-            return Some((asked[place].at_ms, before.map(|a| a.at_ms)));
+            let before = earlier.clone().rev().find(|a| a.at_ms <= window.start).or(earlier.clone().next());
+            return Some((round.at_ms, before.map(|a| a.at_ms)));
         }
         // What a short window is about may have begun since the round before; a later one may know that it is over.
-        let later = asked.get(place + 1).filter(|a| a.at_ms < window.end + CLOSE_MS);
-        let earlier = earlier.last().filter(|a| a.at_ms > window.start - CLOSE_MS);
-        Some((asked[place].at_ms, later.or(earlier).map(|a| a.at_ms)))
+        let later = asked.get(place + 1).filter(|a| a.at_ms < window.end + CLOSE_MS && a.knows(window));
+        let earlier = earlier.next_back().filter(|a| a.at_ms > window.start - CLOSE_MS);
+        Some((round.at_ms, later.or(earlier).map(|a| a.at_ms)))
     }
 
     /// The cluster as two rounds saw it.
@@ -263,6 +265,11 @@ impl Asked {
         let because = serde_json::from_slice::<Because>(&event.payload).ok();
         Asked { at_ms: event.at.wall_ms, because_ms: because.map(|because| because.because_ms) }
     }
+
+    /// Whether what it was asked for had begun by the end of this window.
+    fn knows(&self, window: &Range<i64>) -> bool {
+        self.because_ms.is_none_or(|began| began < window.end)
+    }
 }
 
 /// The place of the round that covers a window best: the last one in it, or else the nearest to its end. One that was
@@ -274,7 +281,7 @@ fn best(rounds: &[Asked], window: &Range<i64>) -> Option<usize> {
     let (last, Some((next, round))) = (before, next) else { return before };
     match last {
         Some(last) if rounds[last].at_ms >= window.start => Some(last),
-        Some(last) if round.because_ms.is_some_and(|began| began >= window.end) => Some(last),
+        Some(last) if !round.knows(window) => Some(last),
         Some(last) if window.end - rounds[last].at_ms <= round.at_ms - window.end => Some(last),
         _ => Some(next),
     }

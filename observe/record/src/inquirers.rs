@@ -24,8 +24,8 @@ pub const ROUNDS_PER_WHOLE: u32 = 6;
 const DISCOVER: Duration = Duration::from_secs(600);
 /// Not more than one server is asked within this: of hundreds each is asked more rarely.
 const PACE: Duration = Duration::from_millis(50);
-/// A round that comes so late after what it was asked for is one as any other.
-const BECAUSE: Duration = Duration::from_secs(10);
+/// What has changed is noticed so much later at most: from one INFO to the next.
+const NOTICED: Duration = Duration::from_millis(1_100);
 /// While nothing is to be asked.
 const IDLE: Duration = Duration::from_secs(60);
 /// A failover changes several servers within moments.
@@ -76,6 +76,10 @@ struct Asked {
     hurried: [Option<Instant>; 2],
     /// Another one is wanted once the one that is in progress is over.
     again: bool,
+    /// When what the next round is asked for began.
+    because: Option<Instant>,
+    /// When it is asked next; jobs of other times are out of date.
+    due: Instant,
 }
 
 /// Why all questions are asked now, and not when they are due.
@@ -189,11 +193,17 @@ impl Inquirers {
     /// Something happens there that is worth every question.
     pub fn look_closer(&self, number: NodeNumber, why: LookedFor) {
         self.order(number, Order::LookCloser(number, why));
-        self.ask_soon(number, if why == LookedFor::Errors { Why::Jumped } else { Why::Stood });
+        let (reason, is_change) = match why {
+            LookedFor::Errors => (Why::Jumped, true),
+            LookedFor::Topology => (Why::Stood, true),
+            _ => (Why::Stood, false),
+        };
+        self.ask_soon(number, reason, is_change);
     }
 
-    /// All questions to a node, at once, unless that was asked for a moment ago.
-    pub fn ask_soon(&self, number: NodeNumber, why: Why) {
+    /// All questions to a node, at once, unless that was asked for a moment ago. `is_change` where something is
+    /// different since the INFO before this one.
+    pub fn ask_soon(&self, number: NodeNumber, why: Why, is_change: bool) {
         let mut state = self.state();
         let calm = why.calm(self.pace(&state));
         while state.jumped.front().is_some_and(|at| at.elapsed() > CALM_AFTER_JUMP) {
@@ -205,8 +215,11 @@ impl Inquirers {
         let is_calm = |asked: &&mut Asked| asked.hurried[why as usize].is_none_or(|at| at.elapsed() > calm);
         let Some(asked) = state.asked.get_mut(&number).filter(is_calm) else { return };
         (asked.round, asked.hurried[why as usize]) = (0, Some(Instant::now()));
+        asked.because = is_change.then(|| Instant::now().checked_sub(NOTICED)).flatten();
         asked.again = asked.inquiry.is_none(); // its thread sees to it
         let is_asked_now = asked.again;
+        asked.due = Instant::now();
+        let due = asked.due;
         if why == Why::Jumped {
             state.jumped.push_back(Instant::now());
         }
@@ -214,7 +227,7 @@ impl Inquirers {
             return;
         }
         state.jobs.retain(|job| job.0.1 != Job::Ask(number));
-        state.jobs.push(Reverse((Instant::now(), Job::Ask(number))));
+        state.jobs.push(Reverse((due, Job::Ask(number))));
         drop(state);
         self.changed.notify_one();
     }
@@ -241,19 +254,20 @@ impl Inquirers {
 
     /// One thread.
     pub fn run(&self) {
-        while let Some(job) = self.next() {
+        while let Some((at, job)) = self.next() {
             match job {
                 Job::Discover(place) => self.discover(place),
                 Job::Sentinels(place) => {
                     self.sentinels(place);
                     self.later(Job::Sentinels(place), self.every * ROUNDS_PER_WHOLE);
                 }
-                Job::Ask(number) => self.ask(number),
+                Job::Ask(number) => self.ask(number, at),
             }
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    /// The next job, and when it was due.
+    fn next(&self) -> Option<(Instant, Job)> {
         let mut state = self.state();
         loop {
             if state.ended {
@@ -261,7 +275,7 @@ impl Inquirers {
             }
             let now = Instant::now();
             let wait = match state.jobs.peek() {
-                Some(Reverse((at, _))) if *at <= now => return state.jobs.pop().map(|Reverse((_, job))| job),
+                Some(Reverse((at, _))) if *at <= now => return state.jobs.pop().map(|Reverse(due)| due),
                 Some(Reverse((at, _))) => *at - now,
                 None => IDLE,
             };
@@ -414,27 +428,32 @@ impl Inquirers {
             state.next_number += 1;
             state.watched[place].numbers.insert(member.address.clone(), Number { number, unlisted: None });
             let inquiry = Inquiry::new(member, target.clone(), self.options.clone(), self.salt.clone());
-            state.asked.insert(number, Asked { inquiry: Some(inquiry), round: 0, hurried: [None; 2], again: false });
+            // Nodes take turns.
+            let due = Instant::now() + Duration::from_millis(number as u64 * 37 % 1000);
+            let inquiry = Some(inquiry);
+            let asked = Asked { inquiry, round: 0, hurried: [None; 2], again: false, because: None, due };
+            state.asked.insert(number, asked);
+            state.jobs.push(Reverse((due, Job::Ask(number))));
             let url = state.watched[place].url.clone();
             drop(state);
             self.tell(Note::Node { number, url, address: member.address.clone() });
-            // Nodes take turns.
-            self.later(Job::Ask(number), Duration::from_millis(number as u64 * 37 % 1000));
+            self.changed.notify_one();
         } else {
             drop(state);
         }
         self.order(number, Order::Ask { node: number, target: Box::new(target), peer });
     }
 
-    fn ask(&self, number: NodeNumber) {
+    fn ask(&self, number: NodeNumber, due: Instant) {
         let (taken, every) = {
             let mut state = self.state();
             let every = self.pace(&state);
-            // One that is gone is not asked again.
-            let asked = state.asked.get_mut(&number);
-            (asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round))), every)
+            // One that is gone is not asked again, and one that was asked for anew has another job.
+            let asked = state.asked.get_mut(&number).filter(|asked| asked.due == due);
+            let taken = asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round, asked.because.take())));
+            (taken, every)
         };
-        let Some((mut inquiry, round)) = taken else { return };
+        let Some((mut inquiry, round, because)) = taken else { return };
         let kind = if round.is_multiple_of(rounds_per_whole(every)) { Round::Whole } else { Round::Often };
         if kind == Round::Whole {
             self.tell(Note::Asking(number, true));
@@ -446,8 +465,7 @@ impl Inquirers {
         asked.inquiry = Some(inquiry);
         // Something happened meanwhile, so that all of it is to be asked.
         let is_hurried = std::mem::take(&mut asked.again);
-        let since = asked.hurried.iter().flatten().max().filter(|at| round == 0 && at.elapsed() < BECAUSE);
-        let because_ms = since.map(|at| at.elapsed().as_millis() as i64);
+        let because_ms = because.map(|began| at.wall_ms - began.elapsed().as_millis() as i64);
         match &answer {
             Some(_) if is_hurried => {}
             Some(_) => asked.round += 1,
@@ -459,11 +477,12 @@ impl Inquirers {
         }
         // In one turn with the round above: what hurries it next finds it in the queue, and takes it out.
         let pause = if is_hurried { Duration::ZERO } else { every };
-        state.jobs.push(Reverse((Instant::now() + pause, Job::Ask(number))));
+        let due = Instant::now() + pause;
+        state.asked.get_mut(&number).into_iter().for_each(|asked| asked.due = due);
+        state.jobs.push(Reverse((due, Job::Ask(number))));
         drop(state);
         self.changed.notify_one();
         if let Some(node) = answer {
-            let because_ms = because_ms.map(|ago| at.wall_ms - ago);
             self.tell(Note::Asked(number, at, Questions { round: kind, because_ms }, node));
         }
         if kind == Round::Whole {

@@ -334,8 +334,8 @@ fn heed(told: Told, shared: &Shared, inquirers: &Inquirers, processes: &Processe
             inquirers.discover_soon(number);
             inquirers.look_closer(number, LookedFor::Topology);
         }
-        Told::AskSoon(_) => inquirers.ask_soon(number, Why::Stood),
-        Told::Jumped(_, Jump::Load) => inquirers.ask_soon(number, Why::Jumped),
+        Told::AskSoon(_) => inquirers.ask_soon(number, Why::Stood, false),
+        Told::Jumped(_, Jump::Load) => inquirers.ask_soon(number, Why::Jumped, true),
         Told::Jumped(_, Jump::Errors) => inquirers.look_closer(number, LookedFor::Errors),
     }
     if processes.has(number) {

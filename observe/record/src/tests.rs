@@ -512,3 +512,32 @@ fn what_a_discovery_asked_is_ours() {
     assert_eq!(rig.node(1, 20).own.commands["cluster|nodes"], 3);
     assert_eq!(rig.node(11, 20).own.commands.get("cluster|nodes"), None, "it was before that");
 }
+
+#[test]
+fn the_cluster_is_as_the_round_of_the_window_saw_it() {
+    let mut rig = Rig::new();
+    for second in 0..400 {
+        rig.second(second, &info(second, "master", ""));
+        // Who owns what changes with each round; what began at the 312th second is why the last one was asked.
+        if [20, 190, 200, 314].contains(&second) {
+            let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
+            let line = format!("{:040} 10.0.0.1:6379@16379 myself,master - 0 0 {second} connected 0-{second}\n", 1);
+            let view = unslow_topology::ClusterView::parse(&line).unwrap();
+            node.cluster = Seen::yes(view, "CLUSTER NODES", 0);
+            let because_ms = (second == 314).then(|| at(312).wall_ms);
+            rig.take(Note::Asked(0, at(second), Questions { round: Round::Whole, because_ms }, Arc::new(node)));
+        }
+    }
+    // Slots tell the rounds.
+    let slots = |view: &unslow_topology::ClusterView| view.nodes[0].slots.len() - 1;
+    let views = |from, to| {
+        let node = rig.node(from, to);
+        let (first, last) = (node.cluster.value().map(slots), node.last_view().map(slots));
+        (first, last)
+    };
+    assert_eq!(views(195, 205), (Some(190), Some(200)), "the round in it, and the one before");
+    assert_eq!(views(210, 270), (Some(200), None), "not an older one than its own");
+    assert_eq!(views(300, 310), (Some(200), None), "what began later is not told of it");
+    assert_eq!(views(305, 313), (Some(314), None), "it began in it");
+    assert_eq!(views(150, 300), (Some(20), Some(200)), "a long window has the round before it and the last in it");
+}
