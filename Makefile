@@ -53,13 +53,14 @@ fuzz: compilers ## every parser of foreign bytes under libFuzzer, FUZZ_S seconds
 	cd fuzz && for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do \
 		RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer address $$target -- -max_total_time=$(FUZZ_S) -rss_limit_mb=4096 -print_final_stats=1 || exit 1; done
 
+, := ,
 # Equal functions are kept once; rust-lld, which does that, links on x86_64 only.
 FOLDED := $(if $(filter x86_64,$(shell uname -m)),-C link-arg=-Wl$(,)--icf=all)
-, := ,
 
-dist: compilers ## the binary that is given to others: target/dist/unslow, stripped
-	RUSTFLAGS="$(FOLDED)" cargo build --profile dist --package unslow
-	@ls -l target/dist/unslow | awk '{printf "target/dist/unslow: %.1f MB\n", $$5 / 1e6}'
+dist: compilers ## what is given to others, in target/packages: a wheel, a Debian package, an archive, their checksums
+	@command -v perl > /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends perl; } # OpenSSL's build
+	@python3 -c 'import ensurepip' 2> /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends python3-venv; }
+	RUSTFLAGS="$(FOLDED)" ./deploy/package.sh
 
 bpf: ## fix/bypass/src/sockmap.bpf.o from its C source, compared with the committed one; after a change to that source
 	@missing=""; \
