@@ -316,8 +316,14 @@ impl Counts {
             host.tcp = None;
             host.links.clear();
         }
+        // What a look of some seconds has counted stands for a window that is about as long.
+        let is_short = wide_s <= 2.0 * window_s;
         for process in &mut host.processes {
+            let looked = (process.throttled_share, process.throttled_periods, process.throttled_above);
             self.tell_process(after, window_s, process);
+            if is_short && process.throttled_periods.is_none() {
+                (process.throttled_share, process.throttled_periods, process.throttled_above) = looked;
+            }
         }
         for core in &mut host.cores {
             let part = window_s / wide_s.max(0.001);
@@ -550,6 +556,9 @@ mod tests {
         };
         assert_eq!(told(stopped(7, 1), stopped(7, 3)), (Some((10, 20)), Some(2)));
         assert_eq!(told(stopped(7, 1), stopped(8, 3)), (None, None), "it was moved");
+        let mut host = Host { window_s: 5.0, ..minute() };
+        stopped(7, 1).narrow(&stopped(8, 3), &Crowd::default(), 3.0, 0, &mut host);
+        assert_eq!(host.processes[0].throttled_periods, Some((500, 600)), "a short look has counted in its new group");
     }
 
     #[test]
