@@ -18,7 +18,7 @@ use crate::when::local_time;
 /// What `cannot_see` calls the deployment as a whole.
 const DEPLOYMENT: &str = "deployment";
 
-/// What a tool is told about one rule or one incident.
+/// One rule or one incident, as other tools read it.
 struct Check {
     /// Stays the same from run to run.
     name: String,
@@ -43,7 +43,7 @@ struct Fault {
     subjects: Vec<String>,
 }
 
-/// Everything a tool is told about a deployment or a recording.
+/// A deployment or a recording, as other tools read it.
 struct Told {
     name: String,
     checks: Vec<Check>,

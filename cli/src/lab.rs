@@ -420,7 +420,7 @@ fn list(output: &Output) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// A path that is taken one way, as the lab is told it.
+/// The target for one direction of a path, in the form that the lab takes.
 fn one_way_of(name: &str, target: Option<&str>) -> anyhow::Result<String> {
     if !ALL.iter().any(|f| f.takes == Takes::Path && (f.name == name || f.rule == Some(name))) {
         bail!("--one-way is for faults of paths; unslow lab fault lists what each fault takes");

@@ -19,7 +19,8 @@ pub fn retention(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::from_secs(60)..=Duration::from_secs(3650 * 86_400))
 }
 
-/// An answer that takes this long is a stall. At 3 s the connection is given up, and each stall is an event of its own.
+/// An answer that takes this long counts as a stall. Each stall is recorded as an event; after 3 s the connection is
+/// given up.
 pub fn stall(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::from_millis(50)..=Duration::from_secs(2))
 }

@@ -1,5 +1,5 @@
-//! The README as a reader types it: every line behind a `$` is run, in a lab of its own, and what stands below it must
-//! come, whatever the figures are.
+//! Runs every README line that begins with `$`, in a lab of its own. Every line shown below a command must appear in
+//! what the commands print; figures may differ.
 
 mod common;
 

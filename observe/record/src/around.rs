@@ -67,7 +67,7 @@ impl<'a> Around<'a> {
     /// The longest time in the window in which it did not answer. `answered` are the times of rows in it.
     pub fn absence(&self, starts: &[Start], answered: &[i64]) -> Option<Absence> {
         let window = self.window;
-        // A hang is told when it has lasted for some seconds: words behind the window may be about it.
+        // A hang is reported only after some seconds, so events after the window may be about it.
         let words: Vec<(i64, Option<Away>)> = of_kind(self.events, AWAY).collect();
         let nexts = words.iter().skip(1).map(|(at, _)| Some(*at)).chain([None]);
         let absences = words.iter().zip(nexts).filter_map(|((at, away), next_ms)| {
@@ -80,7 +80,7 @@ impl<'a> Around<'a> {
             let from_ms = (*at).min(i64::try_from(away.since_ms).unwrap_or(*at));
             Some(Absence { away, from_ms, until_ms })
         });
-        // It is told again while it lasts, and may be told better.
+        // An absence is reported again while it lasts, and the later report may know more.
         let joined = absences.fold(Vec::new(), |mut all: Vec<Absence>, next| {
             match all.last_mut().filter(|last| last.until_ms >= next.from_ms) {
                 Some(last) => (last.until_ms, last.away) = (last.until_ms.max(next.until_ms), next.away),

@@ -34,9 +34,9 @@ const SOON: Duration = Duration::from_secs(1);
 const LIST_AGAIN: Duration = Duration::from_millis(TELL_AGAIN_MS);
 /// While it does not answer.
 const DISCOVER_AGAIN: Duration = Duration::from_secs(10);
-/// A node whose figures jump again and again is asked for it as often as that at most,
+/// A node whose figures jump again and again has an early round this often at most.
 const CALM_AFTER_JUMP: Duration = Duration::from_secs(30);
-/// and so many nodes in that time: what all of them have in common is seen at some of them.
+/// At most this many nodes have one in that time: a few of them show what all have in common.
 const JUMPED_AT_ONCE: usize = 16;
 /// A node that is not listed any more is asked for this long: a dead replica is not in its master's list either.
 const UNLISTED: Duration = Duration::from_secs(600);
@@ -448,7 +448,7 @@ impl Inquirers {
         let (taken, every) = {
             let mut state = self.state();
             let every = self.pace(&state);
-            // One that is gone is not asked again, and one that was asked for anew has another job.
+            // A node that has left is not asked again, and a job at another time than the node's own is out of date.
             let asked = state.asked.get_mut(&number).filter(|asked| asked.due == due);
             let taken = asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round, asked.because.take())));
             (taken, every)

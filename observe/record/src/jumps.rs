@@ -5,13 +5,13 @@
 const SPAN_MS: u64 = 900;
 /// More than this is another time.
 const GAP_MS: u64 = 10_000;
-/// So many rates make what is usual.
+/// What is usual is known after this many rates.
 const ENOUGH: u32 = 4;
 /// Weight of the newest rate: what is usual follows within some ten seconds.
 const WEIGHT: f64 = 0.15;
-/// A jump is so many times as far from the mean as rates usually are.
+/// A jump is this many times as far from the mean as rates usually are.
 const UNUSUAL: f64 = 6.0;
-/// What happens again within so many INFOs goes on, and has not begun.
+/// What happens again within this many INFOs has not stopped, so it does not begin.
 const QUIET: u32 = 30;
 
 /// What has jumped.
@@ -126,8 +126,10 @@ struct Usual {
     mean: f64,
     /// Mean distance from the mean.
     apart: f64,
-    /// Rates that made the mean; of events, INFOs since the last one.
+    /// Rates that made the mean.
     seen: u32,
+    /// INFOs since an event happened; none where it never did.
+    since: Option<u32>,
 }
 
 impl Usual {
@@ -148,10 +150,10 @@ impl Usual {
 
     /// Takes what an event's counter grew by.
     fn happened(&mut self, times: f64) -> bool {
-        let is_jump = times > 0.0 && (self.seen >= QUIET || self.apart == 0.0);
-        // Whether it ever happened, and for how long it has not.
-        (self.seen, self.apart) = if times > 0.0 { (0, 1.0) } else { (self.seen.saturating_add(1), self.apart) };
-        is_jump
+        let is_quiet = self.since.is_none_or(|infos| infos >= QUIET);
+        let has_happened = times > 0.0;
+        self.since = if has_happened { Some(0) } else { self.since.map(|infos| infos.saturating_add(1)) };
+        has_happened && is_quiet
     }
 }
 

@@ -321,7 +321,8 @@ impl Server {
     pub fn log_tail(&self, lines: usize) -> String {
         let text = self.log();
         let all: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
-        let tail = all[all.len().saturating_sub(lines)..].join(" | ");
+        let tail: Vec<&str> = all[all.len().saturating_sub(lines)..].iter().map(|line| without_secret(line)).collect();
+        let tail = tail.join(" | ");
         if tail.is_empty() { "(empty)".into() } else { tail }
     }
 
@@ -405,6 +406,14 @@ fn quick() -> Options {
     Options { connect_timeout: Duration::from_secs(1), command_timeout: Duration::from_secs(1), ..Options::default() }
 }
 
+/// A line of a log up to what may be a password: a server repeats the line of its configuration that it refuses.
+fn without_secret(line: &str) -> &str {
+    const NAMES: [&str; 6] = ["requirepass", "masterauth", "primaryauth", "auth-pass", "key-file-pass", "'user "];
+    let lower = line.to_ascii_lowercase();
+    let end = NAMES.iter().filter_map(|name| lower.find(name).map(|at| at + name.len())).min();
+    end.map_or(line, |end| &line[..end])
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -417,6 +426,14 @@ mod tests {
         let (dir, inside, child) = (dir.to_path_buf(), dir.to_path_buf(), Mutex::new(None));
         let (restarting, _temporary, ip, port) = (Mutex::new(()), None, "127.0.0.1".to_string(), 7000);
         Server { child, restarting, dir, inside, _temporary, engine, spec, ip, port }
+    }
+
+    #[test]
+    fn a_password_in_a_refused_line_of_the_configuration_is_not_repeated() {
+        assert_eq!(without_secret(">>> 'requirepass two words'"), ">>> 'requirepass");
+        assert_eq!(without_secret(">>> 'sentinel auth-pass m s3cret'"), ">>> 'sentinel auth-pass");
+        assert_eq!(without_secret(">>> 'user ops on >s3cret'"), ">>> 'user ");
+        assert_eq!(without_secret(">>> 'maxmemory many'"), ">>> 'maxmemory many'");
     }
 
     #[test]
