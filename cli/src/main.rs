@@ -3,6 +3,7 @@
 //! Exit status: 0 nothing found or done, 1 findings or a failed check, 2 could not look.
 #![forbid(unsafe_code)]
 
+mod acl;
 mod bench;
 mod bypass;
 mod case;
@@ -10,6 +11,7 @@ mod chart;
 mod clean;
 mod completions;
 mod demo;
+mod deployments;
 mod doctor;
 mod drill;
 mod engine;
@@ -22,6 +24,7 @@ mod frame;
 mod gateway;
 mod host;
 mod incidents;
+mod keys;
 mod lab;
 mod manual;
 mod output;
@@ -41,6 +44,7 @@ mod when;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use anyhow::{Context, bail};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use unslow_interrupt::Action;
 
@@ -71,6 +75,8 @@ enum Verb {
     Explain(explain::Explain),
     /// Look at a deployment as it works: servers, commands, clients; live, or at any time of a recording.
     Top(Box<top::TopArguments>),
+    /// Find out what the keys are: how many, how large, for how long, by what they are called; a bounded walk.
+    Keys(Box<keys::KeysArguments>),
     /// Record deployments, second by second, for weeks: the flight recorder.
     Record(Box<record::RecordArguments>),
     /// List what went wrong in a recording, and when.
@@ -110,8 +116,30 @@ fn command() -> clap::Command {
     Arguments::command().mut_subcommand("bench", |bench| bench.mut_arg("server_db", |db| db.short(None)))
 }
 
-fn parse(words: Vec<OsString>) -> Result<Arguments, clap::Error> {
+fn parse(words: &[OsString]) -> Result<Arguments, clap::Error> {
     Arguments::from_arg_matches(&command().try_get_matches_from(words)?)
+}
+
+/// The command line with what `unslow.toml` says of a deployment that is called by its name there.
+fn with_deployment(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
+    let Ok(matches) = command().try_get_matches_from(&words) else { return Ok(words) };
+    let urls = matches.subcommand().filter(|(verb, _)| server::VERBS.contains(verb)).into_iter();
+    let urls = urls.flat_map(|(_, of)| {
+        ["url", "urls"].into_iter().filter_map(|id| of.try_get_many::<String>(id).ok().flatten()).flatten()
+    });
+    let named: Vec<&str> = urls.filter_map(|url| url.strip_prefix('@')).collect();
+    match named[..] {
+        [] => Ok(words.clone()),
+        [name] => {
+            let path = deployments::path(None)?;
+            let all = deployments::read(&path)?;
+            let of = all.find(name).with_context(|| path.display().to_string())?;
+            Ok(deployments::expanded(&words, name, of, &path))
+        }
+        _ => bail!(
+            "one @name at a time; unslow doctor --inventory looks at several, unslow record --config records them"
+        ),
+    }
 }
 
 fn main() -> ExitCode {
@@ -122,7 +150,15 @@ fn main() -> ExitCode {
         Some(Err(e)) => return output::failed(&said(&e), false),
         None => {}
     }
-    let arguments = parse(server::help_asked(std::env::args_os().collect())).unwrap_or_else(|e| {
+    let texts: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words = match with_deployment(server::globals_first(server::help_asked(words))) {
+        Ok(words) => words,
+        Err(e) => {
+            output::owe(&texts);
+            return output::failed(&said(&e), false);
+        }
+    };
+    let arguments = parse(&words).unwrap_or_else(|e| {
         // What stands behind -- is another program's.
         let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
         let words: Vec<String> = words.take_while(|word| word != "--").collect();
@@ -162,6 +198,7 @@ fn main() -> ExitCode {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),
         Verb::Explain(explain) => explain.run(&arguments.output),
         Verb::Top(top) => top.run(&arguments.output),
+        Verb::Keys(keys) => keys.run(&arguments.output),
         Verb::Record(record) => record.run(&arguments.output),
         Verb::Incidents(incidents) => incidents.run(&arguments.output),
         Verb::Host(host) => host.run(&arguments.output),

@@ -49,12 +49,18 @@ pub fn failed(why: &str, is_lines: bool) -> ExitCode {
 
 /// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
 pub fn refused(e: &clap::Error, words: &[String]) {
-    let apart = words.windows(2).any(|pair| pair == ["--format", "json"]);
-    if e.use_stderr() && (apart || words.iter().any(|word| word == "--format=json")) {
-        *OWED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    if e.use_stderr() && owe(words) {
         // The kind alone: the message repeats words of the command line, and a password may be among them.
         print_failed(&format!("invalid command line: {}", e.kind().as_str().unwrap_or("a subcommand is required")));
     }
+}
+
+/// Whether a command line asks for JSON; from here on it is owed.
+pub fn owe(words: &[String]) -> bool {
+    let apart = words.windows(2).any(|pair| pair == ["--format", "json"]);
+    let is_json = apart || words.iter().any(|word| word == "--format=json");
+    *OWED.lock().unwrap_or_else(PoisonError::into_inner) = is_json;
+    is_json
 }
 
 /// The reason, where a document is owed; then none is.

@@ -12,7 +12,7 @@ use crate::reach::Reach;
 const DEFAULT: &str = "127.0.0.1:6379";
 const HEADING: &str = "Server, as for redis-cli";
 /// Verbs that take these flags.
-const VERBS: [&str; 5] = ["doctor", "top", "record", "bench", "watch"];
+pub const VERBS: [&str; 6] = ["doctor", "keys", "top", "record", "bench", "watch"];
 
 /// A server named by flags; without any, and without a URL: UNSLOW_URL, or this machine's port 6379.
 #[derive(Args, Clone, Default)]
@@ -92,6 +92,26 @@ pub fn help_asked(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
+/// `record -q ls DIR` as `-q record ls DIR`: behind a flag clap would take `ls` for a URL.
+pub fn globals_first(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_none_or(|verb| verb != "record") {
+        return words;
+    }
+    let mut at = 2;
+    while let Some(word) = words.get(at).and_then(|word| word.to_str()) {
+        at += match word {
+            "-q" | "--quiet" | "-v" | "--verbose" => 1,
+            "--format" => 2,
+            _ if word.starts_with("--format=") => 1,
+            _ => break,
+        };
+    }
+    let at = at.min(words.len());
+    let flags: Vec<OsString> = words.drain(2..at).collect();
+    words.splice(1..1, flags);
+    words
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +140,20 @@ mod tests {
             assert_eq!(url(&twice, Some("b")), None);
         }
         assert_eq!(url(&flags(Some("db"), None, Some("a")), None), None);
+    }
+
+    #[test]
+    fn flags_for_all_verbs_may_come_before_a_verb_of_record() {
+        let after = |words: &str| {
+            let words = globals_first(words.split(' ').map(Into::into).collect());
+            words.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
+        };
+        assert_eq!(after("unslow record -q ls DIR"), "unslow -q record ls DIR");
+        assert_eq!(after("unslow record --format json -v ls DIR"), "unslow --format json -v record ls DIR");
+        assert_eq!(after("unslow record --format=json"), "unslow --format=json record");
+        assert_eq!(after("unslow record redis://h -q"), "unslow record redis://h -q");
+        assert_eq!(after("unslow record --format"), "unslow --format record");
+        assert_eq!(after("unslow top -q ls"), "unslow top -q ls");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The only commands a diagnosis may send: compiled in, checked before every send, and the source of the ACL that
-//! `unslow doctor --print-acl` prints.
+//! `unslow doctor --print-acl` prints. A scan of keys may send a few more ([`OF_KEYS`]), which no diagnosis does.
 //!
 //! Never on this list: MONITOR, KEYS, DEBUG, EVAL, CONFIG SET, or any command that reads a whole value.
 
@@ -107,6 +107,17 @@ pub const ALLOWED: &[Allowed] = &[
     allow("unslow", "show topology", (1, 0), "which servers stand behind `unslow gateway`"),
 ];
 
+/// What `unslow keys` may send beside [`ALLOWED`]: it walks through all keys, and asks what each one is.
+pub const OF_KEYS: &[Allowed] = &[
+    allow("scan", "", (2, 8), "which keys there are"),
+    allow("select", "", (1, 0), "keys of databases other than 0"),
+    allow("pttl", "", (2, 6), "keys without a time to live"),
+    allow("object", "freq", (4, 0), "how often a key is used, where maxmemory-policy is LFU"),
+    allow("object", "idletime", (2, 2), "how long a key was not used"),
+    allow("memory", "usage", (4, 0), "the memory that a key takes"),
+    allow("client", "no-touch", (7, 2), "looking at keys without marking them as used"),
+];
+
 /// The largest answers to these are CLIENT LIST of some thousand clients (1 MB) and CLUSTER NODES of a thousand nodes
 /// (200 kB): what is far beyond that is not an answer, and must not exhaust our memory.
 const REPLIES: ReplyLimits = ReplyLimits {
@@ -123,6 +134,15 @@ const OF_THE_GATEWAY: &str = "unslow";
 /// Sub-command rules work on 6.x too, by first argument; a rule that names a command the server does not have is an
 /// error there, so the list is cut by version.
 pub fn acl_rule(server: Product, sentinel: bool) -> Option<String> {
+    rule(server, sentinel, &[ALLOWED])
+}
+
+/// The same for `unslow keys`.
+pub fn acl_rule_of_keys(server: Product) -> Option<String> {
+    rule(server, false, &[ALLOWED, OF_KEYS])
+}
+
+fn rule(server: Product, sentinel: bool, lists: &[&[Allowed]]) -> Option<String> {
     let version = match server {
         Product::Redis(major, minor) => (major, minor),
         Product::Valkey(..) => (7, 2),
@@ -138,7 +158,7 @@ pub fn acl_rule(server: Product, sentinel: bool) -> Option<String> {
         (false, false) => "~* ",
     };
     rule += if version >= (6, 2) { "resetchannels &__sentinel__:hello -@all" } else { "-@all" };
-    for a in ALLOWED {
+    for a in lists.iter().copied().flatten() {
         let at_sentinel = matches!(a.command, "ping" | "hello" | "info" | "role" | "client" | "acl" | "sentinel");
         let on_server = !matches!(a.command, "sentinel" | OF_THE_GATEWAY);
         if !a.since.is_there(server) || (sentinel && !at_sentinel) || (!sentinel && !on_server) {
@@ -154,9 +174,11 @@ pub fn acl_rule(server: Product, sentinel: bool) -> Option<String> {
     Some(rule)
 }
 
-/// A connection that sends nothing but what [`ALLOWED`] lists, and keeps count.
+/// A connection that sends nothing but what [`ALLOWED`] lists (and [`OF_KEYS`], if it was opened for that), and keeps
+/// count.
 pub struct ReadOnly {
     connection: Connection,
+    lists: &'static [&'static [Allowed]],
     /// Commands sent.
     pub commands: u64,
     /// Those that were answered, word by word, where they are to be remembered.
@@ -166,6 +188,15 @@ pub struct ReadOnly {
 impl ReadOnly {
     /// As [`Connection::open`], but with patience where the server is at `maxclients`: a place may become free.
     pub fn open(target: &Target, options: &Options) -> Result<ReadOnly, Error> {
+        Self::open_with(target, options, &[ALLOWED])
+    }
+
+    /// The same for a scan of keys.
+    pub fn open_for_keys(target: &Target, options: &Options) -> Result<ReadOnly, Error> {
+        Self::open_with(target, options, &[ALLOWED, OF_KEYS])
+    }
+
+    fn open_with(target: &Target, options: &Options, lists: &'static [&'static [Allowed]]) -> Result<ReadOnly, Error> {
         let mut tries = 0;
         loop {
             let opened = Connection::open_within(target, options, REPLIES).and_then(|mut c| {
@@ -176,7 +207,7 @@ impl ReadOnly {
                 }
             });
             match opened {
-                Ok(connection) => return Ok(ReadOnly { connection, commands: 0, answered: None }),
+                Ok(connection) => return Ok(ReadOnly { connection, lists, commands: 0, answered: None }),
                 Err(e) if e.kind == ErrorKind::MaxClients && tries < 10 => {
                     tries += 1;
                     std::thread::sleep(Duration::from_millis(50));
@@ -209,7 +240,7 @@ impl ReadOnly {
 
     /// One command, if it is on the list.
     pub fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<Value, Error> {
-        check(args)?;
+        check(self.lists, args)?;
         self.commands += 1;
         let answer = self.connection.call(args);
         if answer.is_ok() {
@@ -221,7 +252,7 @@ impl ReadOnly {
     /// Subscribes to a permitted channel and hands on its messages until `until`. The connection is of no other use
     /// afterwards.
     pub fn listen(&mut self, channel: &str, until: Instant, mut heard: impl FnMut(&str)) -> Result<(), Error> {
-        check(&["SUBSCRIBE", channel])?;
+        check(self.lists, &["SUBSCRIBE", channel])?;
         self.commands += 1;
         self.connection.send(&["SUBSCRIBE", channel])?;
         loop {
@@ -246,7 +277,7 @@ impl ReadOnly {
 
     /// Many commands in one round trip, if all are on the list.
     pub fn pipeline<A: AsRef<[u8]>>(&mut self, commands: &[Vec<A>]) -> Result<Vec<Result<Value, Error>>, Error> {
-        commands.iter().try_for_each(|c| check(c))?;
+        commands.iter().try_for_each(|c| check(self.lists, c))?;
         self.commands += commands.len() as u64;
         let answers = self.connection.pipeline(commands)?;
         let answered = commands.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
@@ -255,14 +286,14 @@ impl ReadOnly {
     }
 }
 
-fn check<A: AsRef<[u8]>>(args: &[A]) -> Result<(), Error> {
+fn check<A: AsRef<[u8]>>(lists: &[&[Allowed]], args: &[A]) -> Result<(), Error> {
     let word =
         |i: usize| args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default();
     let command = word(0);
     let permits = |a: &Allowed| {
         a.command == command && a.sub.split(' ').zip(1..).all(|(sub, i)| sub.is_empty() || sub == word(i))
     };
-    if ALLOWED.iter().any(permits) {
+    if lists.iter().copied().flatten().any(permits) {
         return Ok(());
     }
     Err(Error::new(
@@ -292,7 +323,9 @@ mod tests {
             &["UNSLOW", "SHOW"],
             &[],
         ] {
-            assert_eq!(check(words).unwrap_err().kind, ErrorKind::NotAllowed, "{words:?}");
+            for lists in [&[ALLOWED][..], &[ALLOWED, OF_KEYS]] {
+                assert_eq!(check(lists, words).unwrap_err().kind, ErrorKind::NotAllowed, "{words:?}");
+            }
         }
         for words in [
             &["INFO", "all"][..],
@@ -300,8 +333,13 @@ mod tests {
             &["LATENCY", "HISTOGRAM"],
             &["UNSLOW", "SHOW", "TOPOLOGY"],
         ] {
-            check(words).unwrap();
+            check(&[ALLOWED], words).unwrap();
         }
+        for words in [&["SCAN", "0"][..], &["OBJECT", "FREQ", "k"], &["MEMORY", "USAGE", "k"]] {
+            check(&[ALLOWED], words).unwrap_err();
+            check(&[ALLOWED, OF_KEYS], words).unwrap();
+        }
+        check(&[ALLOWED, OF_KEYS], &["MEMORY", "PURGE"]).unwrap_err();
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Whatever happens, every format but text prints one document: a report, or one that says what failed.
 
-mod acl;
 mod given;
+mod inventory;
 pub mod page;
 pub mod text;
 
@@ -25,7 +25,7 @@ use crate::fail_on::FailOn;
 use crate::output::{Format, Output, style};
 use crate::reach::Reach;
 use crate::server::Server;
-use crate::{exchange, explain, files, fix_plan, incidents, silences, typed};
+use crate::{acl, exchange, explain, files, fix_plan, incidents, silences, typed};
 
 #[derive(Args)]
 #[command(
@@ -103,6 +103,27 @@ pub struct Doctor {
     /// Print the remedies as a script (nothing is run): steps that need no decision are commands, the rest are comments
     #[arg(long, conflicts_with = "diff")]
     fix_plan: bool,
+    /// Diagnose all deployments of a file (docs/fleet.md), in one table [default: unslow.toml in ~/.config/unslow or
+    /// /etc/unslow]
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        conflicts_with_all = [
+            "urls", "server_host", "server_port", "server_uri", "from", "recording", "host", "save", "html", "diff",
+            "fix_plan", "client_error", "log", "silences", "print_acl"
+        ]
+    )]
+    inventory: Option<Option<PathBuf>>,
+    /// With --inventory: how many deployments at a time
+    #[arg(
+        long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64), value_name = "N",
+        requires = "inventory"
+    )]
+    parallel: u8,
+    /// With --inventory: write each report there, as NAME.json and NAME.html
+    #[arg(long, value_name = "DIR", requires = "inventory")]
+    reports: Option<PathBuf>,
     /// Show key names instead of hashes
     #[arg(long)]
     show_keys: bool,
@@ -197,6 +218,9 @@ fn open_window() -> Guard {
 
 impl Doctor {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        if let Some(file) = &self.inventory {
+            return inventory::run(self, file.as_deref(), output);
+        }
         if output.format != Format::Text {
             let url = match self.urls.first() {
                 Some(url) => without_password(url),
@@ -218,7 +242,12 @@ impl Doctor {
                 bail!("--print-acl prints text or json");
             }
             let named = (!self.urls.is_empty() || self.server.is_named()).then(|| self.first()).transpose()?;
-            return acl::print(version, named, &self.reach, output);
+            let (server, sentinel) = acl::server(version, named, &self.reach)?;
+            let rule = unslow_client::acl_rule(server, sentinel);
+            if output.json() {
+                print_owed(|_| output.print_json(&acl::document(rule.as_deref())))?;
+            }
+            return acl::print(rule.as_deref(), output);
         }
         if self.fix_plan && output.format != Format::Text {
             bail!(

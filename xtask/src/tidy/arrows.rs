@@ -24,6 +24,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-series", &[]),
     ("unslow-given", &["unslow-facts"]),
     ("unslow-probe", &["unslow-client", "unslow-facts", "unslow-process", "unslow-resp", "unslow-topology"]),
+    ("unslow-keys", &["unslow-client", "unslow-probe", "unslow-topology"]),
     (
         "unslow-record",
         &[
@@ -119,6 +120,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "unslow-gateway",
             "unslow-given",
             "unslow-interrupt",
+            "unslow-keys",
             "unslow-lab",
             "unslow-probe",
             "unslow-record",

@@ -16,9 +16,8 @@ use unslow_units::{count, percent, time_us};
 
 use crate::output::style;
 use crate::silences;
-use words::plural;
 pub use words::{
-    Sorted, closing, confidence_words, currency_words, head, severity_words, through, verdict, when_words,
+    Sorted, closing, confidence_words, currency_words, head, plural, severity_words, through, verdict, when_words,
 };
 
 /// Lines of a report: the prompt takes the 24th.

@@ -1,8 +1,8 @@
-//! `unslow doctor --print-acl`: the least user a diagnosis needs.
+//! `--print-acl`: the least user that a diagnosis, or a walk through keys, needs.
 
 use anyhow::Context;
 use serde_json::json;
-use unslow_client::{Product, ReadOnly, Target, acl_rule};
+use unslow_client::{Product, ReadOnly, Target};
 use unslow_topology::Info;
 
 use crate::output::Output;
@@ -11,29 +11,36 @@ use crate::reach::Reach;
 /// What `--print-acl` without a value stands for.
 pub const ASK: &str = "ask";
 
-/// Prints the rule for `version`, or for the server that is named. `--print-acl URL` reads as naturally as
-/// `URL --print-acl`.
-pub fn print(version: &str, named: Option<Target>, reach: &Reach, output: &Output) -> anyhow::Result<u8> {
-    let (server, sentinel) = if let Some(typed) = typed(version) {
-        (typed, false)
-    } else {
-        let url = Some(version).filter(|version| *version != ASK).map(|url| reach.target(url)).transpose()?;
-        let target = named.or(url);
-        let target = target.context("give the URL of a server to ask, or a version: unslow doctor --print-acl 7.0")?;
-        let mut connection = ReadOnly::open(&target, &reach.options()?)?;
-        let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
-        (product(&info), info.mode() == Some("sentinel"))
-    };
-    let rule = acl_rule(server, sentinel);
-    if output.json() {
-        super::print_owed(|_| output.print_json(&json!({ "schema": "unslow.acl/1", "rule": rule })))?;
-    } else if let Some(rule) = &rule {
-        output.print(&format!("{rule}\n"))?;
+/// What the rule is for: the version that was typed, or the server that is named, and whether that is a Sentinel.
+/// `--print-acl URL` reads as naturally as `URL --print-acl`.
+pub fn server(version: &str, named: Option<Target>, reach: &Reach) -> anyhow::Result<(Product, bool)> {
+    if let Some(typed) = typed(version) {
+        return Ok((typed, false));
     }
-    if rule.is_none() {
-        output
-            .note("before 6.0 there are no ACLs: every client with the password may do everything; unslow only reads");
-        return Ok(1);
+    let url = Some(version).filter(|version| *version != ASK).map(|url| reach.target(url)).transpose()?;
+    let target = named.or(url);
+    let target = target.context("give the URL of a server to ask, or a version: --print-acl 7.0")?;
+    let mut connection = ReadOnly::open(&target, &reach.options()?)?;
+    let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
+    Ok((product(&info), info.mode() == Some("sentinel")))
+}
+
+/// The document for a program.
+pub fn document(rule: Option<&str>) -> serde_json::Value {
+    json!({ "schema": "unslow.acl/1", "rule": rule })
+}
+
+/// The rule for a person, and the exit status.
+pub fn print(rule: Option<&str>, output: &Output) -> anyhow::Result<u8> {
+    match rule {
+        Some(rule) if !output.json() => output.print(&format!("{rule}\n"))?,
+        Some(_) => {}
+        None => {
+            output.note(
+                "before 6.0 there are no ACLs: every client with the password may do everything; unslow only reads",
+            );
+            return Ok(1);
+        }
     }
     Ok(0)
 }

@@ -1,0 +1,200 @@
+//! The report of a walk, for a terminal.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anstyle::Style;
+use unslow_keys::estimate::Estimate;
+use unslow_keys::{KeyRow, PatternRow, Report};
+use unslow_topology::{DeploymentKind, Role};
+use unslow_units::{bytes, count, percent, time, time_rough_s};
+
+use crate::output::style;
+use crate::table::table;
+
+/// What the report itself does not know.
+pub struct Head {
+    pub url: String,
+    pub kind: DeploymentKind,
+    pub took: Duration,
+}
+
+pub fn report(report: &Report, head: &Head, top: usize) -> String {
+    let mut out = summary(report, head);
+    if report.scanned > 0 {
+        kinds(report, &mut out);
+        patterns(report, top, &mut out);
+        largest(report, top, &mut out);
+    }
+    for note in &report.notes {
+        let _ = writeln!(out, "\n{}", fill(&format!("not seen: {note}")));
+    }
+    out
+}
+
+fn fill(text: &str) -> String {
+    textwrap::fill(text, textwrap::termwidth())
+}
+
+fn line(out: &mut String, style: Style, text: &str) {
+    let _ = writeln!(out, "{style}{}{style:#}", fill(text));
+}
+
+fn summary(report: &Report, head: &Head) -> String {
+    let kind = match head.kind {
+        DeploymentKind::Cluster => "cluster",
+        DeploymentKind::Sentinel => "Sentinel deployment",
+        DeploymentKind::MasterReplica => "master with replicas",
+        DeploymentKind::Standalone => "single server",
+    };
+    let keys = |n: u64| count(n as f64);
+    let mut out = String::new();
+    let seen = match report.is_complete {
+        _ if report.keys == 0 => "no keys".to_string(),
+        true => format!("all {} keys seen", keys(report.keys)),
+        false => {
+            let share = report.scanned as f64 / report.keys.max(1) as f64;
+            format!("{} of {} keys seen ({})", keys(report.scanned), keys(report.keys), percent(share))
+        }
+    };
+    line(&mut out, style::TITLE, &format!("{seen} in {}: {kind} at {}", time(head.took), head.url));
+    let replicas = report.costs.iter().filter(|cost| cost.role == Role::Replica).count();
+    let masters = report.costs.len() - replicas;
+    let most = report.costs.iter().map(|cost| cost.share_of_core_at_most).fold(0.0, f64::max);
+    let commands: u64 = report.costs.iter().map(|cost| cost.commands).sum();
+    if !report.costs.is_empty() {
+        let at = match (replicas, masters) {
+            (0, n) => plural(n, "master"),
+            (n, 0) => plural(n, "replica"),
+            (r, m) => format!("{} and {}", plural(r, "replica"), plural(m, "master")),
+        };
+        let cost = format!(
+            "looked at on {at}; cost: {} commands, at most {} of a core of one server",
+            keys(commands),
+            percent(most)
+        );
+        line(&mut out, style::FAINT, &cost);
+    }
+    if !report.is_complete && report.scanned > 0 {
+        let bound = match report.larger_unseen_at_most {
+            Some(0) => "no key larger than the largest of a list is expected to be unseen".into(),
+            Some(n) => format!("at most {} larger than the largest of a list can be unseen", plural(n as usize, "key")),
+            None => "how many larger keys are unseen is not known, as a shard was not looked at".into(),
+        };
+        line(&mut out, style::FAINT, &format!("{bound}; bounds and ± are of 95 %"));
+    }
+    out
+}
+
+fn plural(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{} {noun}s", count(n as f64)) }
+}
+
+fn estimate(of: Estimate, shown: impl Fn(f64) -> String) -> String {
+    if of.margin > 0.0 { format!("{} ±{}", shown(of.value), shown(of.margin)) } else { shown(of.value) }
+}
+
+/// There is no half of a key.
+fn whole(keys: f64) -> String {
+    count(keys.round())
+}
+
+fn title(out: &mut String, text: &str) {
+    let style = style::TITLE;
+    let _ = writeln!(out, "\n{style}{text}{style:#}");
+}
+
+fn kinds(report: &Report, out: &mut String) {
+    let mut titles = vec!["type", "keys"];
+    titles.extend(report.questions.memory.then_some("memory"));
+    titles.extend(["no TTL", "longest"]);
+    let mut rows = vec![titles.iter().map(|t| t.to_string()).collect::<Vec<_>>()];
+    for kind in &report.kinds {
+        let mut row = vec![kind.kind.clone(), estimate(kind.keys, whole)];
+        row.extend(kind.memory.map(|memory| estimate(memory, bytes)));
+        row.extend([percent(kind.lasting_share), length(Some(kind.longest), &kind.kind)]);
+        rows.push(row);
+    }
+    title(out, "Types");
+    *out += &table(&rows);
+}
+
+fn length(of: Option<u64>, kind: &str) -> String {
+    match (of, kind) {
+        (None, _) => "-".into(),
+        (Some(n), "string") => bytes(n as f64),
+        (Some(n), "stream") => plural(n as usize, "entry").replace("entrys", "entries"),
+        (Some(n), "hash") => plural(n as usize, "field"),
+        (Some(n), _) => plural(n as usize, "element"),
+    }
+}
+
+fn patterns(report: &Report, top: usize, out: &mut String) {
+    let memory = report.questions.memory;
+    let mut titles = vec!["pattern"];
+    titles.extend(memory.then_some("memory"));
+    titles.extend(["keys", "share", "no TTL", "types"]);
+    let mut rows = vec![titles.iter().map(|t| t.to_string()).collect::<Vec<_>>()];
+    let all: f64 = report.kinds.iter().filter_map(|kind| kind.memory).map(|memory| memory.value).sum();
+    for row in report.patterns.iter().take(top) {
+        rows.push(pattern(row, all));
+    }
+    title(out, if memory { "Patterns, by memory" } else { "Patterns, by keys" });
+    *out += &table(&rows);
+    let more = report.patterns.len().saturating_sub(top) + report.patterns_left_out;
+    if more > 0 {
+        let _ = writeln!(out, "{more} more (--top N shows them)");
+    }
+}
+
+fn pattern(row: &PatternRow, all_bytes: f64) -> Vec<String> {
+    let mut cells = vec![clean(&row.pattern)];
+    cells.extend(row.memory.map(|memory| estimate(memory, bytes)));
+    cells.push(estimate(row.keys, whole));
+    let share = row.memory.filter(|_| all_bytes > 0.0).map_or(row.share_of_keys, |memory| memory.value / all_bytes);
+    cells.extend([percent(share), percent(row.lasting_share), row.kinds.join(" ")]);
+    cells
+}
+
+fn largest(report: &Report, top: usize, out: &mut String) {
+    let mut list = |what: &str, keys: Vec<&KeyRow>, figure: &dyn Fn(&KeyRow) -> String| {
+        if keys.is_empty() {
+            return;
+        }
+        let titles = [what, "key", "pattern", "type", "TTL", "server"];
+        let mut rows = vec![titles.iter().map(|t| t.to_string()).collect::<Vec<_>>()];
+        for key in keys {
+            let ttl = key.ttl_s.map_or_else(|| "none".into(), time_rough_s);
+            let server =
+                if key.database == 0 { key.server.clone() } else { format!("{} -n {}", key.server, key.database) };
+            rows.push(vec![figure(key), clean(&key.key), clean(&key.pattern), key.kind.clone(), ttl, server]);
+        }
+        title(out, &format!("Largest by {what}"));
+        *out += &table(&rows);
+    };
+    let number = |n: Option<u64>| n.map_or_else(|| "-".into(), |n| count(n as f64));
+    list("uses", report.hottest.iter().take(top).collect(), &|key| number(key.uses));
+    list("memory", report.heaviest.iter().take(top).collect(), &|key| {
+        key.memory.map_or_else(|| "-".into(), |n| bytes(n as f64))
+    });
+    // The largest of each type, then the next ones.
+    let mut longest: Vec<(usize, &KeyRow)> = Vec::new();
+    for key in &report.longest {
+        let nth = longest.iter().filter(|(_, other)| other.kind == key.kind).count();
+        longest.push((nth, key));
+    }
+    longest.sort_by_key(|(nth, _)| *nth);
+    let mut longest: Vec<&KeyRow> = longest.into_iter().take(top).map(|(_, key)| key).collect();
+    longest.sort_by(|a, b| (&a.kind, b.length).cmp(&(&b.kind, a.length)));
+    list("length", longest, &|key| length(key.length, &key.kind));
+}
+
+/// A name on one line, and not endless.
+fn clean(name: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut text: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).take(LONGEST).collect();
+    if name.chars().count() > LONGEST {
+        text += "...";
+    }
+    if text.is_empty() { "(empty)".into() } else { text }
+}

@@ -1,0 +1,309 @@
+//! What a walk says of all keys.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::estimate::{CONFIDENCE, Estimate, Sample, total, unseen_at_most};
+use crate::patterns::Sum;
+use crate::scan::{By, Figures, Large, Questions, Scan, Sums};
+use crate::walked::{Cost, Walked};
+
+const SCHEMA: &str = "unslow.keys/1";
+/// A pattern with fewer keys is not told: its words may be names of persons.
+const LEAST_KEYS: u64 = 10;
+/// Rows of patterns in the report.
+const PATTERNS: usize = 200;
+
+/// The whole of it; times in seconds, sizes in bytes.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub schema: &'static str,
+    /// Keys there are, and how many of them were seen.
+    pub keys: u64,
+    pub scanned: u64,
+    /// How far the walk has come in the database that is least seen, between 0 and 1; 0 where a shard was not walked.
+    pub share: f64,
+    pub is_complete: bool,
+    pub questions: Questions,
+    /// Of bounds and margins.
+    pub confidence: f64,
+    /// How many keys larger than the largest of a list can be unseen; `null` when nothing was seen.
+    pub larger_unseen_at_most: Option<u64>,
+    pub servers: Vec<ServerRow>,
+    pub kinds: Vec<KindRow>,
+    pub patterns: Vec<PatternRow>,
+    /// Patterns that are not in the list.
+    pub patterns_left_out: usize,
+    /// By length: those of each kind, the largest first.
+    pub longest: Vec<KeyRow>,
+    /// By memory; empty if it was not asked for.
+    pub heaviest: Vec<KeyRow>,
+    /// By uses; empty if they were not asked for.
+    pub hottest: Vec<KeyRow>,
+    pub costs: Vec<Cost>,
+    /// What stayed unseen, and why.
+    pub notes: Vec<String>,
+}
+
+/// One database of one server.
+#[derive(Debug, Serialize)]
+pub struct ServerRow {
+    pub server: String,
+    pub shard: String,
+    pub database: u32,
+    pub keys: u64,
+    pub scanned: u64,
+    /// Keys that SCAN handed out and that were gone when they were asked about.
+    pub gone: u64,
+    pub is_complete: bool,
+}
+
+/// Keys of one type.
+#[derive(Debug, Serialize)]
+pub struct KindRow {
+    pub kind: String,
+    pub keys: Estimate,
+    /// Share of its keys without a time to live.
+    pub lasting_share: f64,
+    pub longest: u64,
+    pub memory: Option<Estimate>,
+}
+
+/// Keys that are called alike.
+#[derive(Debug, Serialize)]
+pub struct PatternRow {
+    pub pattern: String,
+    /// The types of its keys, the most frequent first.
+    pub kinds: Vec<String>,
+    pub keys: Estimate,
+    pub share_of_keys: f64,
+    pub lasting_share: f64,
+    pub longest: u64,
+    pub memory: Option<Estimate>,
+}
+
+/// One key.
+#[derive(Debug, Serialize)]
+pub struct KeyRow {
+    pub pattern: String,
+    /// Its name, or a hash of it.
+    pub key: String,
+    pub kind: String,
+    /// Bytes of a string, elements of anything else.
+    pub length: Option<u64>,
+    pub memory: Option<u64>,
+    /// `null`: it stays until it is deleted.
+    pub ttl_s: Option<f64>,
+    pub uses: Option<u64>,
+    pub server: String,
+    pub database: u32,
+}
+
+impl Report {
+    /// Of what was seen so far.
+    pub fn of(scan: &Scan, walked: Walked) -> Report {
+        let samples: Vec<Sample> = scan.parts.iter().map(|part| part.sample()).collect();
+        let share = samples.iter().map(|s| s.share()).fold(1.0, f64::min);
+        let share = if walked.missed > 0 { 0.0 } else { share };
+        let patterns = scan.patterns.without_rare(LEAST_KEYS);
+        let rows = patterns.rows();
+        let all = rows.iter().fold(Sums::default(), |mut all, (_, sums)| {
+            all.merge(sums);
+            all
+        });
+        let all_keys = keys_of(&all, &samples).value;
+        let pattern = |(pattern, sums): &(String, &Sums)| {
+            let mut kinds: Vec<(u64, String)> = by_kind(sums).into_iter().map(|(k, f)| (f.keys, k)).collect();
+            kinds.sort_by(|a, b| b.cmp(a));
+            let keys = keys_of(sums, &samples);
+            PatternRow {
+                pattern: pattern.clone(),
+                kinds: kinds.into_iter().map(|(_, kind)| kind).collect(),
+                share_of_keys: if all_keys > 0.0 { keys.value / all_keys } else { 0.0 },
+                keys,
+                lasting_share: lasting(sums, &samples),
+                longest: sums.0.iter().map(|(_, _, f)| f.longest).max().unwrap_or(0),
+                memory: scan.questions.memory.then(|| memory_of(sums, &samples)),
+            }
+        };
+        let mut pattern_rows: Vec<PatternRow> = rows.iter().map(pattern).collect();
+        let weight = |row: &PatternRow| row.memory.unwrap_or(row.keys).value;
+        pattern_rows.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then_with(|| a.pattern.cmp(&b.pattern)));
+        let patterns_left_out = pattern_rows.len().saturating_sub(PATTERNS);
+        pattern_rows.truncate(PATTERNS);
+        let key = |large: &Large| KeyRow {
+            pattern: patterns.pattern(&large.places),
+            key: large.name.clone(),
+            kind: large.kind.clone(),
+            length: large.length,
+            memory: large.memory,
+            ttl_s: large.ttl_ms.map(|ms| ms as f64 / 1000.0),
+            uses: large.heat,
+            server: scan.parts[large.part].server.clone(),
+            database: scan.parts[large.part].database,
+        };
+        let list = |name: &str| scan.largest.get(name).into_iter().flatten().map(key).collect();
+        let longest = scan.largest.iter().filter(|(name, _)| name.starts_with("length "));
+        Report {
+            schema: SCHEMA,
+            keys: samples.iter().map(|s| s.all).sum(),
+            scanned: samples.iter().map(|s| s.seen).sum(),
+            share,
+            is_complete: walked.missed == 0 && scan.parts.iter().all(|part| part.is_done),
+            questions: scan.questions,
+            confidence: CONFIDENCE,
+            larger_unseen_at_most: unseen_at_most(share),
+            servers: servers(scan),
+            kinds: kinds(&all, &samples, scan.questions.memory),
+            patterns: pattern_rows,
+            patterns_left_out,
+            longest: longest.flat_map(|(_, keys)| keys).map(key).collect(),
+            heaviest: list("memory"),
+            hottest: list("heat"),
+            costs: walked.costs,
+            notes: walked.notes,
+        }
+    }
+}
+
+fn servers(scan: &Scan) -> Vec<ServerRow> {
+    let row = |part: &crate::scan::Part| ServerRow {
+        server: part.server.clone(),
+        shard: part.shard.clone(),
+        database: part.database,
+        keys: part.sample().all,
+        scanned: part.scanned,
+        gone: part.gone,
+        is_complete: part.is_done,
+    };
+    let mut rows: Vec<ServerRow> = scan.parts.iter().filter(|part| !part.is_empty()).map(row).collect();
+    rows.sort_by(|a, b| (&a.shard, a.database).cmp(&(&b.shard, b.database)));
+    rows
+}
+
+/// Of each type, by part.
+fn by_kind(sums: &Sums) -> BTreeMap<String, Figures> {
+    let mut out: BTreeMap<String, Figures> = BTreeMap::new();
+    for (_, kind, figures) in &sums.0 {
+        out.entry(kind.clone()).or_default().merge(figures);
+    }
+    out
+}
+
+fn kinds(all: &Sums, samples: &[Sample], memory: bool) -> Vec<KindRow> {
+    let row = |kind: String| {
+        let of = Sums(all.0.iter().filter(|(_, k, _)| *k == kind).cloned().collect());
+        KindRow {
+            keys: keys_of(&of, samples),
+            lasting_share: lasting(&of, samples),
+            longest: of.0.iter().map(|(_, _, f)| f.longest).max().unwrap_or(0),
+            memory: memory.then(|| memory_of(&of, samples)),
+            kind,
+        }
+    };
+    let mut rows: Vec<KindRow> = by_kind(all).into_keys().map(row).collect();
+    rows.sort_by(|a, b| b.keys.value.total_cmp(&a.keys.value));
+    rows
+}
+
+/// Figures of each part; those of several types are added up.
+fn by_part(sums: &Sums) -> BTreeMap<usize, Figures> {
+    let mut out: BTreeMap<usize, Figures> = BTreeMap::new();
+    for (part, _, figures) in &sums.0 {
+        out.entry(*part).or_default().merge(figures);
+    }
+    out
+}
+
+fn keys_of(sums: &Sums, samples: &[Sample]) -> Estimate {
+    total(by_part(sums).into_iter().map(|(part, figures)| (samples[part], figures.count())))
+}
+
+fn memory_of(sums: &Sums, samples: &[Sample]) -> Estimate {
+    total(by_part(sums).into_iter().map(|(part, figures)| (samples[part], figures.bytes())))
+}
+
+fn lasting(sums: &Sums, samples: &[Sample]) -> f64 {
+    let lasting = |f: Figures| Figures { keys: f.lasting, ..f }.count();
+    let keys = keys_of(sums, samples).value;
+    let lasting = total(by_part(sums).into_iter().map(|(part, f)| (samples[part], lasting(f)))).value;
+    if keys > 0.0 { lasting / keys } else { 0.0 }
+}
+
+/// Which figure a list of keys is ordered by.
+impl KeyRow {
+    pub fn figure(&self, by: By) -> Option<u64> {
+        match by {
+            By::Length => self.length,
+            By::Memory => self.memory,
+            By::Heat => self.uses,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scan::{Key, Part};
+
+    fn scan(parts: &[(u64, u64)]) -> Scan {
+        let mut scan = Scan::new(Questions { memory: true, ..Questions::default() }, None);
+        for (n, (keys, seen)) in parts.iter().enumerate() {
+            let part = Part {
+                shard: format!("m{n}"),
+                server: format!("s{n}"),
+                run_id: "1".into(),
+                database: 0,
+                keys: *keys,
+                scanned: 0,
+                gone: 0,
+                cursor: "0".into(),
+                is_done: false,
+            };
+            let (at, _) = scan.part(part);
+            let key = |i: u64| Key {
+                name: format!("{}:{i}", if i.is_multiple_of(4) { "cart" } else { "user" }).into_bytes(),
+                kind: if i.is_multiple_of(4) { "hash".into() } else { "string".into() },
+                length: Some(i),
+                memory: Some(100),
+                ttl_ms: i.is_multiple_of(2).then_some(1000),
+                heat: None,
+            };
+            let keys_seen: Vec<Key> = (0..*seen).map(key).collect();
+            let cursor = if seen == keys { "0" } else { "7" };
+            scan.add(at, cursor, *seen, &keys_seen, |name| String::from_utf8_lossy(name).into_owned());
+        }
+        scan
+    }
+
+    #[test]
+    fn a_part_speaks_for_the_whole_with_a_margin() {
+        let report = Report::of(&scan(&[(1000, 1000), (4000, 1000)]), Walked::default());
+        assert_eq!((report.keys, report.scanned, report.share), (5000, 2000, 0.25));
+        assert_eq!(report.larger_unseen_at_most, Some(10));
+        assert!(!report.is_complete);
+        let [user, cart] = &report.patterns[..] else { panic!("{:?}", report.patterns) };
+        assert_eq!((user.pattern.as_str(), cart.pattern.as_str()), ("user:*", "cart:*"));
+        assert_eq!((user.keys.value, cart.keys.value), (3750.0, 1250.0));
+        assert!(user.keys.margin > 0.0 && user.keys.margin < 100.0, "{user:?}");
+        assert!((user.share_of_keys - 0.75).abs() < 1e-9);
+        assert!((user.lasting_share - 2.0 / 3.0).abs() < 1e-9 && cart.lasting_share == 0.0);
+        assert_eq!(user.memory.unwrap().value, 375_000.0);
+        assert_eq!(report.kinds.iter().map(|k| k.kind.as_str()).collect::<Vec<_>>(), ["string", "hash"]);
+        assert_eq!(report.longest.iter().filter(|k| k.kind == "hash").map(|k| k.length).next(), Some(Some(996)));
+    }
+
+    #[test]
+    fn of_a_whole_walk_nothing_is_estimated() {
+        let report = Report::of(&scan(&[(100, 100), (40, 40)]), Walked::default());
+        assert!(report.is_complete && report.share == 1.0);
+        assert_eq!(report.larger_unseen_at_most, Some(0));
+        assert!(report.patterns.iter().all(|row| row.keys.margin == 0.0));
+        let nothing = Report::of(&Scan::new(Questions::default(), None), Walked::default());
+        assert_eq!((nothing.keys, nothing.is_complete), (0, true));
+        let failed = Walked { missed: 1, notes: vec!["nobody answers".into()], ..Walked::default() };
+        let unseen = Report::of(&Scan::new(Questions::default(), None), failed);
+        assert_eq!((unseen.share, unseen.larger_unseen_at_most, unseen.is_complete), (0.0, None, false));
+    }
+}
