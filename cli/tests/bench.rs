@@ -404,6 +404,8 @@ fn bad_orders_get_one_clear_line() {
     for (more, expected) in [
         (&["--mix", "gett=1"][..], "did you mean \"get\""),
         (&["--mix", "get=0.9,set"], "some have a share"),
+        (&["-t", "gett"], "did you mean \"get\""),
+        (&["-t", "2"], "for threads: --threads 2"),
         (&["--mix", "get=x"], "invalid share"),
         (&["--command", "GET {kee}"], "there are {key}"),
         (&["--command", "FROBNICATE {key}"], "knows no command FROBNICATE"),
@@ -516,6 +518,27 @@ fn keys_of_others_are_asked_about_and_never_removed() {
     c.call(&["FLUSHALL"]).unwrap();
     c.call(&["ACL", "SETUSER", "default", "-dbsize"]).unwrap();
     fails(&["bench", &url], "does not tell whether it holds keys");
+}
+
+/// As redis-benchmark's -t and --csv.
+#[test]
+fn tests_run_one_after_another_with_a_line_of_csv_each() {
+    let server = standalone("valkey-9.1");
+    let url = server.url();
+    let words = ["bench", &url, "-t", "lpush,get,set", "-n", "500", "-c", "2", "--csv", "--lateness-max", "1h"];
+    let output = unslow(&words);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(lines.iter().map(|line| line[0]).collect::<Vec<_>>(), ["\"test\"", "\"lpush\"", "\"get\"", "\"set\""]);
+    assert!(lines.iter().all(|line| line.len() == 9), "{text}");
+    for line in &lines[1..] {
+        let number = |cell: &str| cell.trim_matches('"').parse::<f64>().expect("a number");
+        assert!(number(line[1]) > 0.0 && number(line[3]) <= number(line[7]), "{text}");
+    }
+    assert!((500..510).contains(&gets(&server)), "each test is a run of its own");
+    let text = stdout(&unslow(&["bench", &url, "-t", "get,ping", "-n", "100", "-c", "1", "--lateness-max", "1h"]));
+    assert!(text.contains("-- get\n") && text.contains("-- ping\n"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `unslow bench`: load, honest tails.
 
 mod compare;
+mod csv;
 mod limits;
 mod page;
 mod text;
@@ -85,8 +86,20 @@ pub struct Bench {
     #[arg(short = 'P', long, default_value_t = 1, value_name = "N")]
     pipeline: usize,
     /// Threads of the generator; one makes some 200,000 requests/s unpipelined
-    #[arg(short, long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N")]
     threads: usize,
+    /// Built-in commands one after another, as set,get: each has a run of its own (--mix sends them together)
+    #[arg(
+        short = 't',
+        long,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        conflicts_with_all = ["mix", "command", "workload", "replay", "against", "save", "html", "hgrm", "hlog"]
+    )]
+    tests: Vec<String>,
+    /// Print CSV, a line for each command of each run, and nothing else
+    #[arg(long)]
+    csv: bool,
     /// How application threads share connections: own, pool:N (Jedis), shared (Lettuce), multiplex:N
     #[arg(long, default_value = "own", value_parser = Model::parse, value_name = "MODEL")]
     model: Model,
@@ -275,7 +288,7 @@ impl WorkloadFlags {
 }
 
 impl Bench {
-    fn settings(&self, target: Target, is_over_rings: bool) -> anyhow::Result<Settings> {
+    fn settings(&self, target: Target, is_over_rings: bool, test: Option<&str>) -> anyhow::Result<Settings> {
         if self.seconds.is_some_and(|s| !(s.is_finite() && s > 0.0 && s <= LONGEST_S)) {
             bail!("--seconds takes more than 0 and at most a week (7d)");
         }
@@ -285,7 +298,10 @@ impl Bench {
         if self.model != Model::Own && self.connections.is_some() {
             bail!("--connections belongs to --model own; {} says by itself how many there are", self.model);
         }
-        let (options, spec) = (self.reach.options()?, self.workload.spec()?);
+        let (options, mut spec) = (self.reach.options()?, self.workload.spec()?);
+        if let Some(test) = test {
+            spec.mix = BTreeMap::from([(test.to_string(), 1.0)]);
+        }
         if spec.replay_loop && spec.replay.is_none() {
             bail!("--loop repeats a recording: name one with --replay FILE");
         }
@@ -327,11 +343,35 @@ impl Bench {
             bail!("--repeat takes 1 to 1000");
         }
         self.check_files()?;
+        if output.json() && (self.csv || self.tests.len() > 1) {
+            bail!("--format json prints one report; for several tests, or as a table, use --csv without it");
+        }
+        if self.csv {
+            output.print(&csv::head())?;
+        }
+        if self.tests.is_empty() {
+            return self.run_test(None, output);
+        }
+        if let Some(number) = self.tests.iter().find(|test| test.parse::<u32>().is_ok()) {
+            bail!("-t takes names of commands, such as set,get; for threads: --threads {number}");
+        }
+        let mut status = 0;
+        for test in &self.tests {
+            if !self.csv && self.tests.len() > 1 {
+                output.print(&format!("-- {test}\n"))?;
+            }
+            status = status.max(self.run_test(Some(test), output)?);
+        }
+        Ok(status)
+    }
+
+    /// One deployment, or two in turn, with one workload.
+    fn run_test(&self, test: Option<&str>, output: &Output) -> anyhow::Result<u8> {
         let is_over_rings = |url: Option<&str>| url.is_some_and(|url| unslow_bypass::reactor::url(url).is_some());
         let (url, against) = (self.url.as_deref(), self.against.as_deref());
-        let mut settings = vec![self.settings(self.server.target(url, &self.reach)?, is_over_rings(url))?];
+        let mut settings = vec![self.settings(self.server.target(url, &self.reach)?, is_over_rings(url), test)?];
         if let Some(other) = against {
-            settings.push(self.settings(self.reach.target(other)?, is_over_rings(against))?);
+            settings.push(self.settings(self.reach.target(other)?, is_over_rings(against), test)?);
         }
         let held = settings.iter().map(|settings| self.held(settings)).collect::<anyhow::Result<Vec<Held>>>()?;
         let mut sessions = Vec::new();
@@ -431,6 +471,7 @@ impl Bench {
         match (output.json(), &comparison) {
             (true, Some(comparison)) => output.print_json(comparison)?,
             (true, None) => output.print_json(&reports[0])?,
+            (false, _) if self.csv => reports.iter().try_for_each(|report| output.print(&csv::rows(report)))?,
             (false, _) => {
                 for report in &reports {
                     output.print(&(text::report(report, output.verbose) + "\n"))?;
