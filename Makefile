@@ -2,7 +2,7 @@
 export UNSLOW_CACHE ?= $(CURDIR)/.cache
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test test-long check bench dist fuzz bpf tools compilers
+.PHONY: demo test test-long check bench dist dist-check fuzz bpf tools compilers
 
 compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wants OpenSSL
 	@missing=""; \
@@ -61,6 +61,9 @@ dist: compilers ## what is given to others, in target/packages: a wheel, a Debia
 	@command -v perl > /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends perl; } # OpenSSL's build
 	@python3 -c 'import ensurepip' 2> /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends python3-venv; }
 	RUSTFLAGS="$(FOLDED)" ./deploy/package.sh
+
+dist-check: ## tries what `make dist` made: the wheel in an empty venv, the archive, and as root the package, installed and purged
+	./deploy/check.sh
 
 bpf: ## fix/bypass/src/sockmap.bpf.o from its C source, compared with the committed one; after a change to that source
 	@missing=""; \
