@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use unslow_client::Target;
-use unslow_sink::{Config, Sink, Snapshot, Start, dry_run};
+use unslow_sink::{Config, Error, Sink, Snapshot, Start, dry_run};
 use unslow_units::{rate, time_us};
 
 use crate::output::Output;
@@ -86,7 +86,7 @@ pub struct SinkArguments {
     /// Serve /metrics, /healthz and /readyz at this address
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
-    /// Print what would be sent, but send nothing
+    /// Print what would be sent, but send nothing; without --to no server is needed
     #[arg(long)]
     dry_run: bool,
     /// Number of messages in a dry run
@@ -171,19 +171,25 @@ impl SinkArguments {
         let note = move |text: &str| shown.suspend(|| own.note(text));
         let from = stream.as_ref().map_or_else(|| config.from.clone(), Target::url);
         let reading = format!("{from} -> {}", target.url());
-        let start = Start { config, target, stream, options, note: Arc::new(note) };
         if self.dry_run {
+            if stream.is_some() {
+                return Err(Error::DryRun.into());
+            }
             let mut failed = None;
-            let (_, bad) = dry_run(start, self.messages, |text| match output.print_while_read(&format!("{text}\n")) {
-                Ok(more) => more,
-                Err(e) => {
-                    failed = Some(e);
-                    false
+            // Where nothing says which server, none is needed.
+            let server = (config.to != Config::default().to || self.to.is_some()).then_some((&target, &options));
+            let (_, bad) = dry_run(&config, server, Arc::new(note), self.messages, |text| {
+                match output.print_while_read(&format!("{text}\n")) {
+                    Ok(more) => more,
+                    Err(e) => {
+                        failed = Some(e);
+                        false
+                    }
                 }
             })?;
             return failed.map_or(Ok(u8::from(bad > 0)), Err);
         }
-        let sink = Sink::start(start)?;
+        let sink = Sink::start(Start { config, target, stream, options, note: Arc::new(note) })?;
         let stop =
             unslow_interrupt::guard("finishing batches in flight (Ctrl-C again: stop now; they will be read again)");
         output.note(&reading);

@@ -56,6 +56,9 @@ fn the_examples_do_what_they_say() {
             .contains("HSET user:1001 name Ada city London score 97.5 active true\nPEXPIRE user:1001 129600000\n")
     );
     assert_eq!(integer(&server, &["DBSIZE"]), 0, "a dry run writes nothing");
+    // What it would send does not depend on a server that nobody named.
+    let alone = unslow(&["sink", "--map", &map, "--from", &from, "--dry-run"]);
+    assert_eq!((alone.status.code(), stdout(&alone)), (Some(0), stdout(&dry)), "{}", stderr(&alone));
     let run = unslow(&basics);
     assert_eq!(run.status.code(), Some(0), "{}", stderr(&run));
     assert!(stderr(&run).contains("3 messages in"), "{}", stderr(&run));

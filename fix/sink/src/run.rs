@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use unslow_client::{Connection, Options, Target, address_target};
 use unslow_commands::Table;
 use unslow_reactor::{Reactor, Waker};
-use unslow_resp::{Frame, Scan, Scanner, quote_words};
 use unslow_status::{NotReady, Serving, Status};
 use unslow_topology::{DeploymentKind, Topology};
 use unslow_watch::{Settings, Watch};
@@ -19,7 +18,7 @@ use unslow_watch::{Settings, Watch};
 use crate::broker::{KafkaSettings, Producer};
 use crate::config::{Config, ConfigError};
 use crate::dead::{DeadLetterError, DeadLetters};
-use crate::encode::{Became, Encoder, GUARD};
+use crate::encode::{Encoder, GUARD};
 use crate::error::Error;
 use crate::ledger::Ledger;
 use crate::mapping::Mapping;
@@ -33,6 +32,9 @@ use crate::stats::{Snapshot, Stats};
 use crate::trouble::{Trouble, Voice, classify};
 use crate::writer::{Order, WriteError, Writer, WriterSettings, WriterShared};
 
+/// Hears what an operator should.
+pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// What a sink is started with.
 pub struct Start {
     /// Its settings.
@@ -44,7 +46,7 @@ pub struct Start {
     /// How to reach servers.
     pub options: Options,
     /// Hears what an operator should.
-    pub note: Arc<dyn Fn(&str) + Send + Sync>,
+    pub note: Note,
 }
 
 /// A running sink. Dropping it ends it at once; [`Sink::stop`] ends it when what is under way is done.
@@ -223,7 +225,12 @@ impl WriterShared {
 }
 
 /// Compiles the mapping against what a master says of its commands.
-fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topology) -> Result<Encoder, Error> {
+pub(crate) fn encoder(
+    config: &Config,
+    target: &Target,
+    options: &Options,
+    topology: &Topology,
+) -> Result<Encoder, Error> {
     let cluster = topology.kind == DeploymentKind::Cluster;
     let mut last = Error::NoMaster;
     for node in topology.masters() {
@@ -472,66 +479,6 @@ impl Pump {
         }
         Ok(())
     }
-}
-
-/// What would be sent for the first `messages` messages, a command a line as redis-cli reads it, given to `print`,
-/// which says whether to go on. Returns how many messages there were and how many cannot be written.
-pub fn dry_run(start: Start, messages: usize, mut print: impl FnMut(&str) -> bool) -> Result<(usize, usize), Error> {
-    let Start { config, target, stream, options, note } = start;
-    config.check()?;
-    if config.from.starts_with("kafka://") || stream.is_some() {
-        return Err(Error::DryRun);
-    }
-    let watch = Watch::start(Settings::new(target.clone(), options.clone()), |_| {})?;
-    // The commands themselves, whatever stands around them on the wire.
-    let mut encoder = encoder(&Config { exactly_once: false, ..config.clone() }, &target, &options, &watch.topology())?;
-    drop(watch);
-    let mut source = Lines::open(&config.from, config.envelope, None, note)?;
-    let (mut seen, mut bad) = (0, 0);
-    while seen < messages {
-        let mut batch = Batch::default();
-        let limit = Limit {
-            messages: config.batch_messages_max.min(messages - seen),
-            bytes: config.batch_bytes_max,
-            patience: Duration::from_millis(100),
-            linger: Duration::from_millis(config.linger_ms),
-        };
-        let read = source.read(&mut batch, limit)?;
-        let mut encoded = encoder.begin(&batch);
-        for number in 0..batch.records.len() as u32 {
-            seen += 1;
-            let record = &batch.records[number as usize];
-            let text = match encoder.encode(&batch, number, &mut encoded) {
-                Became::Nothing => format!("# {}: no map wants it", record.offset),
-                Became::Poison(why) => {
-                    bad += 1;
-                    format!("# {}: {why}", record.offset)
-                }
-                Became::Calls(n) => {
-                    let calls = &encoded.calls[encoded.calls.len() - n..];
-                    let lines: Vec<String> =
-                        calls.iter().flat_map(|c| commands(&encoded.bytes[c.from..c.to])).collect();
-                    lines.join("\n")
-                }
-            };
-            if !print(&text) {
-                return Ok((seen, bad));
-            }
-        }
-        if read == Read::End {
-            break;
-        }
-    }
-    Ok((seen, bad))
-}
-
-fn commands(mut bytes: &[u8]) -> Vec<String> {
-    let mut lines = Vec::new();
-    while let Ok(Scan::Complete(len)) = Scanner::default().scan(bytes) {
-        lines.push(quote_words(Frame::new(&bytes[..len]).items().map(|f| f.text())));
-        bytes = &bytes[len..];
-    }
-    lines
 }
 
 #[cfg(test)]
