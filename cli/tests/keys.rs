@@ -285,6 +285,44 @@ fn calls_with(server: &Server, password: &str, command: &str) -> u64 {
     unslow_topology::Info::parse(&text).command_stat(command).map_or(0, |stat| stat.calls)
 }
 
+/// What takes the memory is said where memory is what is wrong.
+#[test]
+fn a_walk_is_evidence_for_the_doctor() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = standalone("redis-7.0");
+    mixed(&server);
+    let file = dir.path().join("keys.json").display().to_string();
+    let report = walked(&server.address(), &[&WHOLE[..], &["--memory"]].concat());
+    std::fs::write(&file, report.to_string()).unwrap();
+    let mut connection = server.connect_with(&options(2)).unwrap();
+    let text = connection.call(&["INFO", "memory"]).unwrap().text().unwrap();
+    let used = unslow_topology::Info::parse(&text).number("used_memory").unwrap();
+    connection.call(&["CONFIG", "SET", "maxmemory", &format!("{:.0}", used / 2.0)]).unwrap();
+    let evidence = |report: &Json| -> Vec<String> {
+        let findings = report["findings"].as_array().unwrap().iter().filter(|f| f["id"] == "out_of_memory");
+        let all = findings.flat_map(|f| f["evidence"].as_array().unwrap().clone());
+        all.filter(|e| e["source"] == "unslow keys").map(|e| e["value"].as_str().unwrap().to_string()).collect()
+    };
+    let saved = dir.path().join("facts.json").display().to_string();
+    let seen = common::report(&server.address(), &["--no-host", "--keys", &file, "--save", &saved]);
+    let said = evidence(&seen);
+    assert!(
+        said.len() == 1 && said[0].contains("all 982 keys: ") && said[0].contains("of the memory of keys"),
+        "{seen:#}"
+    );
+    let again = unslow(&["doctor", "--from", &saved, "--format", "json"]);
+    assert_eq!(evidence(&serde_json::from_slice(&again.stdout).unwrap()), said);
+    assert_eq!(evidence(&common::report(&server.address(), &["--no-host"])), Vec::<String>::new());
+
+    let other = standalone("redis-7.0");
+    let left_out = common::report(&other.address(), &["--no-host", "--keys", &file]);
+    assert!(common::unseen(&left_out).iter().any(|n| n.contains("is of other servers")), "{left_out:#}");
+    std::fs::write(&file, "{}").unwrap();
+    let junk = unslow(&["doctor", &other.address(), "--keys", &file]);
+    assert_eq!(junk.status.code(), Some(2));
+    assert!(stderr(&junk).contains("not a document written by unslow keys"), "{}", stderr(&junk));
+}
+
 /// No real server does that: a cursor that never ends, and kinds of keys without an end.
 #[test]
 fn a_hostile_server_takes_no_more_than_the_time_that_was_given() {

@@ -4,7 +4,7 @@ use std::fmt::{Display, Formatter};
 
 use unslow_topology::Info;
 
-use crate::{ClientError, Facts, Host, LogEvent, Node, Rtt};
+use crate::{ClientError, Facts, Host, KeysSeen, LogEvent, Node, Rtt};
 
 /// No machine has more processors than this, so no share of a core is larger.
 const CORES: f64 = 1e5;
@@ -38,6 +38,7 @@ pub fn all(facts: &Facts) -> Result<(), Impossible> {
     within(facts.window_s, least_s, WINDOW_S, "window_s")?;
     facts.client_errors.iter().try_for_each(client_error)?;
     facts.log_events.iter().try_for_each(log_event)?;
+    facts.keys_seen.iter().try_for_each(keys_seen)?;
     within(facts.cost.seconds, 0.0, WINDOW_S, "cost.seconds")?;
     within(facts.cost.server_cpu_share, 0.0, CORES, "cost.server_cpu_share")?;
     within(facts.cost.slowest_us, 0.0, 1e12, "cost.slowest_us")?;
@@ -110,6 +111,17 @@ fn client_error(error: &ClientError) -> Result<(), Impossible> {
     let all = figures.flatten().chain(pools.flat_map(|p| [p.busy, p.min, p.max]));
     let all = all.chain([error.count]).chain(error.timeout_ms);
     all.into_iter().try_for_each(|n| within(n as f64, 0.0, COUNTED, "a figure of client_errors"))
+}
+
+fn keys_seen(seen: &KeysSeen) -> Result<(), Impossible> {
+    within(seen.at_ms as f64, 0.0, LAST_MS, "a time of keys_seen")?;
+    within(seen.keys as f64, 0.0, COUNTED, "keys of keys_seen")?;
+    within(seen.scanned as f64, 0.0, COUNTED, "scanned of keys_seen")?;
+    seen.patterns.iter().try_for_each(|pattern| {
+        within(pattern.keys, 0.0, COUNTED, "keys of a pattern")?;
+        within(pattern.lasting_share, 0.0, 1.0, "lasting_share of a pattern")?;
+        within(pattern.memory.unwrap_or(0.0), 0.0, LARGEST_BYTES, "memory of a pattern")
+    })
 }
 
 fn log_event(event: &LogEvent) -> Result<(), Impossible> {

@@ -12,6 +12,7 @@ mod check;
 mod client_error;
 mod cores;
 mod host;
+mod keys_seen;
 mod later;
 mod link;
 mod listen;
@@ -34,6 +35,7 @@ pub use check::Impossible;
 pub use client_error::{ClientError, ClientErrorKind, ClientLibrary, Multiplexer, ThreadPool};
 pub use cores::{Core, MemoryNode, Reclaims, Speed};
 pub use host::{Disk, Host, Neighbour, Process, Tcp};
+pub use keys_seen::{KeyPattern, KeysSeen};
 pub use later::LaterView;
 pub use link::Link;
 pub use listen::AcceptQueue;
@@ -208,6 +210,9 @@ pub struct Facts {
     /// What servers' logs say (`--log`), the newest first.
     #[serde(default)]
     pub log_events: Vec<LogEvent>,
+    /// What a walk through the keys has seen (`--keys`).
+    #[serde(default)]
+    pub keys_seen: Option<KeysSeen>,
 }
 
 /// What the run itself cost.
@@ -268,6 +273,7 @@ impl Facts {
             through: None,
             client_errors: Vec::new(),
             log_events: Vec::new(),
+            keys_seen: None,
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod given;
 mod inventory;
+mod keys_seen;
 pub mod page;
 pub mod text;
 
@@ -81,6 +82,9 @@ pub struct Doctor {
     /// A server's log, as evidence; works without a URL too. `-` is standard input; may be repeated
     #[arg(long, value_name = "FILE")]
     log: Vec<PathBuf>,
+    /// What `unslow keys URL --format json` has printed, as evidence: which keys take the memory, which have no TTL
+    #[arg(long, value_name = "FILE", conflicts_with = "inventory")]
+    keys: Option<PathBuf>,
     /// Do not collect facts about this machine
     #[arg(long)]
     no_host: bool,
@@ -260,6 +264,7 @@ impl Doctor {
         self.check_paths()?;
         let (silences, over) = self.silences.as_deref().map(silences::read).transpose()?.unwrap_or_default();
         over.iter().for_each(|over| output.note(over));
+        let walk = self.keys.as_deref().map(keys_seen::read).transpose()?;
         let words = given::read(&self.client_error, &self.log, now_ms())?;
         // The window stays registered to the end: a signal after it does not lose what was seen.
         let (mut facts, _window) = match &self.from {
@@ -272,6 +277,9 @@ impl Doctor {
             None => self.look(hosts, output).map(|(facts, window)| (facts, Some(window)))?,
         };
         words.add_to(&mut facts);
+        if let Some(walk) = walk {
+            walk.add_to(&mut facts);
+        }
         let report = if self.only.is_empty() { diagnose_but(&facts, &silences) } else { diagnose(&facts, &self.only) };
         let printed = self.print(&report, output).and_then(|()| match &before {
             Some(before) => compare(before, &report, output),

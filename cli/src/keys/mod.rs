@@ -3,7 +3,7 @@
 mod text;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -109,7 +109,8 @@ impl KeysArguments {
         if !is_seen {
             bail!("no keys could be looked at: {}", walked.notes.join("; "));
         }
-        let report = Report::of(&scan, walked);
+        let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+        let report = Report::of(&scan, walked, at_ms);
         if output.json() {
             output.print_json(&report)?;
         } else {

@@ -19,6 +19,8 @@ const PATTERNS: usize = 200;
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub schema: &'static str,
+    /// Unix time in ms.
+    pub at_ms: u64,
     /// Keys there are, and how many of them were seen.
     pub keys: u64,
     pub scanned: u64,
@@ -101,8 +103,8 @@ pub struct KeyRow {
 }
 
 impl Report {
-    /// Of what was seen so far.
-    pub fn of(scan: &Scan, walked: Walked) -> Report {
+    /// Of what was seen so far; `at_ms` is now.
+    pub fn of(scan: &Scan, walked: Walked, at_ms: u64) -> Report {
         let samples: Vec<Sample> = scan.parts.iter().map(|part| part.sample()).collect();
         let share = samples.iter().map(|s| s.share()).fold(1.0, f64::min);
         let share = if walked.missed > 0 { 0.0 } else { share };
@@ -147,6 +149,7 @@ impl Report {
         let longest = scan.largest.iter().filter(|(name, _)| name.starts_with("length "));
         Report {
             schema: SCHEMA,
+            at_ms,
             keys: samples.iter().map(|s| s.all).sum(),
             scanned: samples.iter().map(|s| s.seen).sum(),
             share,
@@ -279,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_part_speaks_for_the_whole_with_a_margin() {
-        let report = Report::of(&scan(&[(1000, 1000), (4000, 1000)]), Walked::default());
+        let report = Report::of(&scan(&[(1000, 1000), (4000, 1000)]), Walked::default(), 0);
         assert_eq!((report.keys, report.scanned, report.share), (5000, 2000, 0.25));
         assert_eq!(report.larger_unseen_at_most, Some(10));
         assert!(!report.is_complete);
@@ -296,14 +299,14 @@ mod tests {
 
     #[test]
     fn of_a_whole_walk_nothing_is_estimated() {
-        let report = Report::of(&scan(&[(100, 100), (40, 40)]), Walked::default());
+        let report = Report::of(&scan(&[(100, 100), (40, 40)]), Walked::default(), 0);
         assert!(report.is_complete && report.share == 1.0);
         assert_eq!(report.larger_unseen_at_most, Some(0));
         assert!(report.patterns.iter().all(|row| row.keys.margin == 0.0));
-        let nothing = Report::of(&Scan::new(Questions::default(), None), Walked::default());
+        let nothing = Report::of(&Scan::new(Questions::default(), None), Walked::default(), 0);
         assert_eq!((nothing.keys, nothing.is_complete), (0, true));
         let failed = Walked { missed: 1, notes: vec!["nobody answers".into()], ..Walked::default() };
-        let unseen = Report::of(&Scan::new(Questions::default(), None), failed);
+        let unseen = Report::of(&Scan::new(Questions::default(), None), failed, 0);
         assert_eq!((unseen.share, unseen.larger_unseen_at_most, unseen.is_complete), (0.0, None, false));
     }
 }

@@ -24,6 +24,7 @@
 
 use unslow_facts::{MemoryGroup, Process};
 
+use super::key_patterns::{self, By};
 use super::memory;
 use super::prelude::*;
 
@@ -96,7 +97,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let mut rows: Vec<(State, &Contained)> = all.iter().filter_map(|c| Some((c.state()?, c))).collect();
     rows.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.share().total_cmp(&a.1.share())));
     if let Some((state, worst)) = rows.first() {
-        return found(facts, worst, *state).on(rows.iter().map(|(_, c)| c.node.address.as_str())).into();
+        let finding = found(facts, worst, *state).on(rows.iter().map(|(_, c)| c.node.address.as_str()));
+        return key_patterns::told(finding, facts, By::Memory).into();
     }
     match all.iter().max_by(|a, b| a.share().total_cmp(&b.share())) {
         Some(most) => Verdict::Absent(format!(

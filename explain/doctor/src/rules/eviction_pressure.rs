@@ -13,6 +13,7 @@
 //! What to do: more memory if the machine has it, shorter TTLs, an LFU policy, smaller values.
 //! Sources: INFO evicted_keys, keyspace_hits; CONFIG GET maxmemory.
 
+use super::key_patterns::{self, By};
 use super::prelude::*;
 
 pub const TITLE: &str = "Eviction pressure";
@@ -55,7 +56,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let all = by_worst(facts.live().filter_map(look).collect(), |e: &Evicts| e.rate);
     let rows: Vec<&Evicts> = all.iter().filter(|e| e.hurts()).collect();
     if let Some(worst) = rows.first() {
-        return found(facts, worst).on(rows.iter().map(|e| e.node.address.as_str())).into();
+        let finding = found(facts, worst).on(rows.iter().map(|e| e.node.address.as_str()));
+        return key_patterns::told(finding, facts, By::Memory).into();
     }
     let unlimited = |n: &Node| n.number("maxmemory") == Some(0.0);
     if !all.is_empty() && facts.live().all(unlimited) {

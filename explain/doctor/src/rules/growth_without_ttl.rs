@@ -8,12 +8,13 @@
 //! to the people who run it; growth without a limit (`no_memory_limit`); client buffers (`client_memory`), which are
 //! not keys; a server that is already full (`out_of_memory`).
 //!
-//! How to confirm: run `INFO keyspace` twice: keys and expires; `INFO memory` used_memory; `redis-cli --memkeys` on a
-//! replica to see which keys grow.
+//! How to confirm: run `INFO keyspace` twice: keys and expires; `INFO memory` used_memory; `unslow keys URL --format json`
+//! to see which keys have no TTL, and the doctor with `--keys` of that file, which then names them here.
 //!
 //! What to do: set a TTL where the key is written; delete what is never read; then add memory.
 //! Sources: INFO keyspace, used_memory, maxmemory.
 
+use super::key_patterns::{self, By};
 use super::memory::{self, Growth, Keys};
 use super::prelude::*;
 
@@ -53,7 +54,8 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let rows = by_worst(limited().filter_map(fills).collect(), |f: &Fills| -f.full_s);
     if let Some(worst) = rows.first() {
-        return found(facts, worst).on(rows.iter().map(|f| f.node.address.as_str())).into();
+        let finding = found(facts, worst).on(rows.iter().map(|f| f.node.address.as_str()));
+        return key_patterns::told(finding, facts, By::Lasting).into();
     }
     let rate = limited().filter_map(|n| n.rate("used_memory")).reduce(f64::max);
     let text = match rate {

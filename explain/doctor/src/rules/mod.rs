@@ -5,6 +5,7 @@ use crate::Rule;
 // What several rules ask; none is a rule.
 pub mod arrows;
 mod callers;
+mod key_patterns;
 mod large;
 mod memory;
 mod messages;

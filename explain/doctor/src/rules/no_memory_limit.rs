@@ -17,6 +17,7 @@
 //! eviction for data of record, whose writers then see errors before the kernel acts.
 //! Sources: INFO memory; Redis administration documentation (a limit, and room beside it).
 
+use super::key_patterns::{self, By};
 use super::memory::{self, Bound, Growth, Limit};
 use super::peers;
 use super::prelude::*;
@@ -62,7 +63,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let all = by_worst(all, |u| u.full_s.map_or(u.share(), |s| 2.0 + 1.0 / s.max(0.001)));
     let rows: Vec<&Unbounded> = all.iter().filter(|u| u.is_a_risk()).collect();
     if let Some(worst) = rows.first() {
-        return found(facts, worst).on(rows.iter().map(|u| u.node.address.as_str())).into();
+        let finding = found(facts, worst).on(rows.iter().map(|u| u.node.address.as_str()));
+        return key_patterns::told(finding, facts, By::Memory).into();
     }
     if masters().all(|n| memory::maxmemory(n).is_some()) {
         return Verdict::Absent("a memory limit: every master has one (maxmemory)".into());

@@ -9,6 +9,7 @@
 //! What to do: raise maxmemory, allow eviction if it is a cache, or delete data.
 //! Sources: INFO errorstat_OOM, used_memory, maxmemory, maxmemory_policy.
 
+use super::key_patterns::{self, By};
 use super::prelude::*;
 
 pub const TITLE: &str = "Out of memory";
@@ -52,6 +53,7 @@ pub fn check(facts: &Facts) -> Verdict {
         )
     })
     .on(rows.iter().map(|r| r.node.address.as_str()));
+    let finding = key_patterns::told(finding, facts, By::Memory);
     let finding = if refused > 0.0 {
         finding
             .availability(

@@ -1,0 +1,89 @@
+//! Which keys they are, where a walk through the keys was given (`unslow keys`, `--keys`). Not a rule: rules about
+//! memory add it to their evidence.
+
+use unslow_facts::{Facts, KeyPattern};
+use unslow_units::{count, percent};
+
+use crate::Finding;
+
+/// Patterns that are named.
+const NAMED: usize = 3;
+/// Of the whole; less is not worth a word.
+const LEAST: f64 = 0.05;
+
+/// What is asked of the keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// Which take the memory.
+    Memory,
+    /// Which have no time to live.
+    Lasting,
+}
+
+/// Adds the patterns that matter, if a walk was given.
+pub fn told(finding: Finding, facts: &Facts, by: By) -> Finding {
+    let Some(seen) = facts.keys_seen.as_ref().filter(|seen| seen.scanned > 0) else { return finding };
+    let Some(text) = words(&seen.patterns, by) else { return finding };
+    let part = if seen.scanned >= seen.keys {
+        format!("all {} keys", count(seen.keys as f64))
+    } else {
+        format!("{} of {} keys seen", count(seen.scanned as f64), count(seen.keys as f64))
+    };
+    finding.saw_at("unslow keys", format!("{part}: {text}"), seen.at_ms)
+}
+
+fn words(patterns: &[KeyPattern], by: By) -> Option<String> {
+    let has_memory = patterns.iter().any(|p| p.memory.is_some());
+    let weight = |p: &KeyPattern| match by {
+        By::Memory if has_memory => p.memory.unwrap_or(0.0),
+        By::Memory => p.keys,
+        By::Lasting => p.keys * p.lasting_share,
+    };
+    let what = match by {
+        By::Memory if has_memory => "of the memory of keys",
+        By::Memory => "of the keys",
+        By::Lasting => "of the keys without a TTL",
+    };
+    let all: f64 = patterns.iter().map(weight).sum();
+    let mut rows: Vec<&KeyPattern> = patterns.iter().filter(|p| all > 0.0 && weight(p) >= LEAST * all).collect();
+    rows.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
+    let named: Vec<String> =
+        rows.iter().take(NAMED).map(|p| format!("{} has {}", p.pattern, percent(weight(p) / all))).collect();
+    (!named.is_empty()).then(|| format!("{} {what}", named.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::KeysSeen;
+
+    use super::*;
+
+    fn pattern(name: &str, keys: f64, lasting_share: f64, memory: Option<f64>) -> KeyPattern {
+        KeyPattern { pattern: name.into(), keys, lasting_share, memory }
+    }
+
+    fn evidence(patterns: Vec<KeyPattern>, by: By) -> Option<String> {
+        let keys_seen = Some(KeysSeen { at_ms: 7, keys: 1000, scanned: 400, patterns });
+        let facts = Facts { keys_seen, ..Facts::of_nothing("") };
+        told(Finding::new("x"), &facts, by).evidence.first().map(|e| e.value.clone())
+    }
+
+    #[test]
+    fn the_patterns_that_matter_are_named() {
+        let all = vec![
+            pattern("user:*", 600.0, 0.5, Some(100.0)),
+            pattern("cart:*", 390.0, 1.0, Some(900.0)),
+            pattern("x", 10.0, 1.0, Some(1.0)),
+        ];
+        let said = |by| evidence(all.clone(), by).unwrap();
+        assert_eq!(said(By::Memory), "400 of 1,000 keys seen: cart:* has 90 %, user:* has 10 % of the memory of keys");
+        assert_eq!(
+            said(By::Lasting),
+            "400 of 1,000 keys seen: cart:* has 56 %, user:* has 43 % of the keys without a TTL"
+        );
+        let plain: Vec<KeyPattern> = all.into_iter().map(|p| KeyPattern { memory: None, ..p }).collect();
+        assert!(evidence(plain, By::Memory).unwrap().ends_with("user:* has 60 %, cart:* has 39 % of the keys"));
+        assert_eq!(evidence(vec![pattern("user:*", 5.0, 0.0, None)], By::Lasting), None);
+        assert_eq!(told(Finding::new("x"), &Facts::of_nothing(""), By::Memory).evidence, []);
+    }
+}
