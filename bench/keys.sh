@@ -8,7 +8,8 @@ dir=$(mktemp -d)
 "$server" --port 7799 --save "" --dir "$dir" > "$dir/log" 2>&1 &
 pid=$!
 trap 'kill $pid; rm -rf "$dir"' EXIT
-until "$cli" -p 7799 ping > "$dir/out" 2>&1; do sleep 0.1; done
+for _ in $(seq 100); do grep -q "Ready to accept" "$dir/log" && break; kill -0 $pid || { cat "$dir/log"; exit 1; }; sleep 0.1; done
+grep -q "Ready to accept" "$dir/log"
 "$cli" -p 7799 eval "for i=1,1000000 do redis.call('set','user:'..i..':profile',string.rep('x',i%300)) end
   for i=1,20000 do redis.call('hset','cart:'..i,'a',1,'b',2) end" 0 > "$dir/out"
 spent() { awk '{print $14+$15}' "/proc/$pid/stat"; }

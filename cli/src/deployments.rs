@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ use crate::{silences, toml_text, typed};
 /// A file that is meant where none is named.
 const NAME: &str = "unslow.toml";
 const VARIABLE: &str = "UNSLOW_CONFIG";
+/// A flag for ourselves: `--silences` is an `unslow.toml`, and this its deployment.
+pub const SILENCES_OF: &str = "--silences-of";
 /// Names become names of files.
 const LONGEST_NAME: usize = 64;
 
@@ -38,7 +41,7 @@ pub struct Named {
 /// The file.
 pub struct Deployments {
     pub all: Vec<Named>,
-    pub silences: Vec<Silence>,
+    silences: Vec<silences::Named>,
     /// Silences that are over, as sentences.
     pub over: Vec<String>,
 }
@@ -131,7 +134,8 @@ impl Named {
 
     /// How the doctor judges it, as flags.
     fn judgement(&self, file: &Path) -> Vec<(&'static str, OsString)> {
-        let mut flags: Vec<(&'static str, OsString)> = vec![("--silences", file.into())];
+        let mut flags: Vec<(&'static str, OsString)> =
+            vec![("--silences", file.into()), (SILENCES_OF, self.name.clone().into())];
         flags.extend(self.reach.window.as_ref().map(|window| ("--window", window.into())));
         flags.extend(self.reach.fail_on.as_ref().map(|severity| ("--fail-on", severity.into())));
         let baseline = self.baseline.as_ref().filter(|path| path.exists());
@@ -166,16 +170,30 @@ pub fn path(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Reads it. A file that others may write would tell them the passwords: their server could be in it.
+/// Reads it. Who can change the file could have passwords sent to a server of theirs.
 pub fn read(path: &Path) -> anyhow::Result<Deployments> {
     let named = || path.display().to_string();
-    let there = fs::metadata(path).with_context(named)?;
-    let me = rustix::process::geteuid().as_raw();
-    if there.mode() & 0o002 != 0 || ![0, me].contains(&there.uid()) {
-        bail!("{}: others can write it; expected a file of your own: chmod o-w, chown", named());
+    let mut file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).with_context(named)?;
+    let there = file.metadata().with_context(named)?;
+    if !there.is_file() {
+        bail!("{}: expected a file", named());
     }
-    let text = fs::read_to_string(path).with_context(named)?;
-    parse(&text, path.parent().unwrap_or(Path::new("")), &Zoned::now()).with_context(named)
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let around = fs::metadata(dir).with_context(|| dir.display().to_string())?;
+    // In a sticky directory others cannot replace the file.
+    let is_open = around.mode() & 0o022 != 0 && around.mode() & 0o1000 == 0;
+    if !is_ours(&there) || there.mode() & 0o022 != 0 || !is_ours(&around) || is_open {
+        let user = std::env::var("USER").unwrap_or_else(|_| "root".into());
+        bail!("{}: other users can change it; make it and its directory your own: chown {user}, chmod go-w", named());
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).with_context(named)?;
+    parse(&text, dir, &Zoned::now()).with_context(named)
+}
+
+/// Whether it belongs to root or to the user.
+pub fn is_ours(there: &fs::Metadata) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&there.uid())
 }
 
 fn parse(text: &str, beside: &Path, now: &Zoned) -> anyhow::Result<Deployments> {
@@ -196,8 +214,8 @@ fn parse(text: &str, beside: &Path, now: &Zoned) -> anyhow::Result<Deployments> 
         }
         all.push(named(entry, &file.defaults, beside).with_context(|| format!("deployment {name}"))?);
     }
-    let urls = |name: &str| all.iter().find(|of| of.name == name).map(|of| of.url.clone());
-    let (silences, over) = silences::of(file.silence, urls, now)?;
+    let names: Vec<&str> = all.iter().map(|of| of.name.as_str()).collect();
+    let (silences, over) = silences::of(file.silence, &names, now)?;
     Ok(Deployments { all, silences, over })
 }
 
@@ -205,6 +223,9 @@ fn named(entry: Entry, defaults: &Way, beside: &Path) -> anyhow::Result<Named> {
     let way: Way = entry.way.try_into().map_err(|e: toml::de::Error| anyhow::anyhow!("{}", e.message()))?;
     let way = way.over(defaults, beside);
     Target::parse(&entry.url)?;
+    if entry.url.starts_with(['-', '@']) {
+        bail!("url: expected redis://host:port, or another address");
+    }
     if way.cert.is_some() != way.key.is_some() {
         bail!("cert and key belong together");
     }
@@ -222,40 +243,52 @@ fn severities() -> String {
 }
 
 impl Deployments {
+    /// Silences of a deployment: its own, and those that name none or a URL.
+    pub fn silences_of(&self, name: &str) -> Vec<Silence> {
+        let is_its = |of: &Option<String>| of.as_ref().is_none_or(|of| of == name);
+        self.silences.iter().filter(|(of, _)| is_its(of)).map(|(_, silence)| silence.clone()).collect()
+    }
+
     pub fn find(&self, name: &str) -> anyhow::Result<&Named> {
         if let Some(of) = self.all.iter().find(|of| of.name == name) {
             return Ok(of);
         }
         let names: Vec<&str> = self.all.iter().map(|of| of.name.as_str()).collect();
-        bail!("no deployment is called {name}{}; there are {}", did_you_mean(name, &names), names.join(", "))
+        bail!("no deployment is called {name}{}", did_you_mean(name, &names))
     }
 }
 
 /// A command line where the deployment is named, as `@sessions`, with its URL and its flags instead. Flags that are
 /// typed stay as they are. `file` is where it was found: the doctor reads its silences there.
-pub fn expanded(words: &[OsString], name: &str, of: &Named, file: &Path) -> Vec<OsString> {
-    let at: OsString = format!("@{name}").into();
+pub fn expanded(words: &[OsString], verb: &str, of: &Named, file: &Path) -> anyhow::Result<Vec<OsString>> {
+    let at: OsString = format!("@{}", of.name).into();
+    let places: Vec<usize> = (0..words.len()).filter(|place| words[*place] == at).collect();
+    let [place] = places[..] else { bail!("@{} stands there more than once", of.name) };
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let typed = |flag: &str| {
         let with_value = format!("{flag}=");
-        words.iter().any(|word| word == flag || word.to_string_lossy().starts_with(&with_value))
+        words[..end].iter().any(|word| word == flag || word.to_string_lossy().starts_with(&with_value))
     };
     let mut flags = of.reach.flags();
-    if words.get(1).is_some_and(|verb| verb == "doctor") && !typed("--print-acl") {
-        flags.extend(of.judgement(file).into_iter().filter(|_| !typed("--only")));
+    // With --only the question is another one.
+    if verb == "doctor" && !["--only", "--print-acl"].into_iter().any(typed) {
+        flags.extend(of.judgement(file));
+        let is_other = ["--fix-plan", "--recording"].into_iter().any(typed);
+        let own = typed("--silences");
+        flags.retain(|(flag, _)| !(*flag == "--diff" && is_other || *flag == SILENCES_OF && own));
     }
     flags.retain(|(flag, _)| !typed(flag));
-    let mut out = Vec::new();
-    let mut is_done = false;
-    for word in words {
-        if !is_done && *word == at {
-            out.push(of.url.clone().into());
-            flags.iter().for_each(|(flag, value)| out.extend([(*flag).into(), value.clone()]));
-            is_done = true;
-        } else {
-            out.push(word.clone());
-        }
-    }
-    out
+    let mut out = words.to_vec();
+    out[place] = of.url.clone().into();
+    // In one word: a value that begins with a dash is no flag. Before the verb's own words: behind -- they were URLs.
+    let verb_at = out.iter().position(|word| word == verb).unwrap_or(0);
+    let joined = flags.into_iter().map(|(flag, value)| {
+        let mut word: OsString = format!("{flag}=").into();
+        word.push(value);
+        word
+    });
+    out.splice(verb_at + 1..verb_at + 1, joined);
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -314,7 +347,9 @@ mod tests {
         let reach = carts.reach(&given()).unwrap();
         assert_eq!((reach.user.as_deref(), reach.timeout), (Some("carts"), 10.0));
         assert_eq!(reach.cacert.as_deref(), Some(Path::new("/etc/ca.pem")));
-        assert_eq!(file.silences[0].deployment.as_deref(), Some("rediss://10.0.1.1:7000"));
+        let silences = |name: &str| file.silences_of(name).len();
+        assert_eq!((silences("carts"), silences("sessions")), (1, 0));
+        assert_eq!(file.silences_of("carts")[0].deployment, None, "whatever its URL and its user are");
         assert!(file.find("cart").err().unwrap().to_string().contains("did you mean \"carts\""));
     }
 
@@ -323,23 +358,44 @@ mod tests {
         let file = parse(TEXT, Path::new("/c"), &now()).unwrap();
         let after = |line: &str, name: &str| {
             let words: Vec<OsString> = line.split(' ').map(Into::into).collect();
-            let out = expanded(&words, name, file.find(name).unwrap(), Path::new("/c/unslow.toml"));
-            out.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
+            let verb = ["doctor", "top"].into_iter().find(|verb| words.iter().any(|word| word == verb)).unwrap();
+            let out = expanded(&words, verb, file.find(name).unwrap(), Path::new("/c/unslow.toml"))?;
+            Ok::<_, anyhow::Error>(out.join(std::ffi::OsStr::new(" ")).into_string().unwrap())
         };
-        assert_eq!(
-            after("unslow doctor @sessions --only swap", "sessions"),
-            "unslow doctor redis://10.0.0.1:7000 --password-file /c/ops.password --user ops --only swap"
-        );
-        assert_eq!(
-            after("unslow doctor --window 1s @sessions", "sessions"),
-            "unslow doctor --window 1s redis://10.0.0.1:7000 --password-file /c/ops.password --user ops --silences \
-             /c/unslow.toml --fail-on medium"
-        );
-        assert_eq!(
-            after("unslow top --user=me @carts --timeout 1s", "carts"),
-            "unslow top --user=me rediss://10.0.1.1:7000 --password-file /c/ops.password --cacert /etc/ca.pem \
-             --timeout 1s"
-        );
+        let judged = "--silences=/c/unslow.toml --silences-of=sessions";
+        for (line, name, expected) in [
+            (
+                "unslow doctor @sessions --only swap",
+                "sessions",
+                "unslow doctor --password-file=/c/ops.password --user=ops redis://10.0.0.1:7000 --only swap"
+                    .to_string(),
+            ),
+            (
+                "unslow -q doctor --window 1s @sessions",
+                "sessions",
+                format!(
+                    "unslow -q doctor --password-file=/c/ops.password --user=ops {judged} --fail-on=medium --window 1s \
+                     redis://10.0.0.1:7000"
+                ),
+            ),
+            (
+                "unslow doctor @sessions --silences mine",
+                "sessions",
+                "unslow doctor --password-file=/c/ops.password --user=ops --window=5s --fail-on=medium \
+                 redis://10.0.0.1:7000 --silences mine"
+                    .into(),
+            ),
+            (
+                "unslow top --user=me -- @carts",
+                "carts",
+                "unslow top --password-file=/c/ops.password --cacert=/etc/ca.pem --timeout=10s --user=me -- \
+                 rediss://10.0.1.1:7000"
+                    .into(),
+            ),
+        ] {
+            assert_eq!(after(line, name).unwrap(), expected, "{line}");
+        }
+        assert!(after("unslow doctor -a @carts @carts", "carts").unwrap_err().to_string().contains("more than once"));
     }
 
     #[test]
@@ -356,6 +412,7 @@ mod tests {
             (one(&one("")), "two deployments are called a"),
             ("[[deployment]]\nname = \"../a\"\nurl = \"redis://h\"\n".into(), "expected a name of letters"),
             ("[[deployment]]\nname = \"a\"\nurl = \"redis:h\"\n".into(), "deployment a"),
+            ("[[deployment]]\nname = \"a\"\nurl = \"-h\"\n".into(), "deployment a"),
             (one("[[silence]]\nrule = \"swap\"\nuntil = 2026-12-01\n"), "missing field `reason`"),
         ] {
             let said = parse(&text, Path::new(""), &now()).err().map(|e| format!("{e:#}"));

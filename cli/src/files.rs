@@ -81,17 +81,17 @@ pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// What is written now, under the name that a rename will take away.
-static HALF: Mutex<Option<PathBuf>> = Mutex::new(None);
+/// What is written now, under names that a rename will take away.
+static HALF: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-fn half() -> MutexGuard<'static, Option<PathBuf>> {
+fn half() -> MutexGuard<'static, Vec<PathBuf>> {
     HALF.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn begin(beside: &Path, mode: u32) -> IoResult<File> {
     let mut half = half();
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(beside)?;
-    *half = Some(beside.to_path_buf());
+    half.push(beside.to_path_buf());
     Ok(file)
 }
 
@@ -99,12 +99,12 @@ fn begin(beside: &Path, mode: u32) -> IoResult<File> {
 fn end(beside: &Path) {
     let mut half = half();
     let _ = fs::remove_file(beside);
-    *half = None;
+    half.retain(|path| path != beside);
 }
 
 /// For a run that ends at once: what is half written is not left behind.
 pub fn forget_half_written() {
-    if let Some(beside) = half().take() {
+    for beside in half().drain(..) {
         let _ = fs::remove_file(beside);
     }
 }

@@ -75,7 +75,7 @@ enum Verb {
     Explain(explain::Explain),
     /// Look at a deployment as it works: servers, commands, clients; live, or at any time of a recording.
     Top(Box<top::TopArguments>),
-    /// Find out what the keys are: how many, how large, for how long, by what they are called; a bounded walk.
+    /// Count and size keys by name pattern, in a time-limited scan on replicas.
     Keys(Box<keys::KeysArguments>),
     /// Record deployments, second by second, for weeks: the flight recorder.
     Record(Box<record::RecordArguments>),
@@ -123,21 +123,23 @@ fn parse(words: &[OsString]) -> Result<Arguments, clap::Error> {
 /// The command line with what `unslow.toml` says of a deployment that is called by its name there.
 fn with_deployment(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let Ok(matches) = command().try_get_matches_from(&words) else { return Ok(words) };
-    let urls = matches.subcommand().filter(|(verb, _)| server::VERBS.contains(verb)).into_iter();
-    let urls = urls.flat_map(|(_, of)| {
-        ["url", "urls"].into_iter().filter_map(|id| of.try_get_many::<String>(id).ok().flatten()).flatten()
-    });
-    let named: Vec<&str> = urls.filter_map(|url| url.strip_prefix('@')).collect();
-    match named[..] {
-        [] => Ok(words.clone()),
-        [name] => {
+    let Some((verb, of)) = matches.subcommand().filter(|(verb, _)| server::VERBS.contains(verb)) else {
+        return Ok(words);
+    };
+    let ids = ["url", "urls", "against"].into_iter();
+    let urls: Vec<&String> = ids.filter_map(|id| of.try_get_many::<String>(id).ok().flatten()).flatten().collect();
+    match urls[..] {
+        _ if !urls.iter().any(|url| url.starts_with('@')) => Ok(words.clone()),
+        [name] if !of.try_contains_id("server_uri").is_ok_and(|is| is) => {
+            let name = &name[1..];
             let path = deployments::path(None)?;
             let all = deployments::read(&path)?;
             let of = all.find(name).with_context(|| path.display().to_string())?;
-            Ok(deployments::expanded(&words, name, of, &path))
+            deployments::expanded(&words, verb, of, &path)
         }
         _ => bail!(
-            "one @name at a time; unslow doctor --inventory looks at several, unslow record --config records them"
+            "@NAME stands alone: its user and password would go to the other server as well. unslow doctor --inventory \
+             looks at several, unslow record --config records them"
         ),
     }
 }
@@ -154,7 +156,10 @@ fn main() -> ExitCode {
     let words = match with_deployment(server::globals_first(server::help_asked(words))) {
         Ok(words) => words,
         Err(e) => {
-            output::owe(&texts);
+            // The doctor has a document of its own for what fails.
+            if !doctor::refuse_because(&texts, &said(&e)) {
+                output::owe(&texts);
+            }
             return output::failed(&said(&e), false);
         }
     };

@@ -63,6 +63,11 @@ impl Reach {
 
     /// The URL, completed by flags and environment. The URL's own words win.
     pub fn target(&self, url: &str) -> anyhow::Result<Target> {
+        if url.starts_with('@') {
+            bail!(
+                "a name stands only in place of the URL, of doctor, keys, top, record, bench and watch (docs/fleet.md)"
+            );
+        }
         let shared_memory = unslow_bypass::reactor::url(url);
         let mut target = Target::parse(shared_memory.as_deref().unwrap_or(url))?;
         if shared_memory.is_some()

@@ -15,22 +15,11 @@ use crate::{explain, toml_text};
 /// What is silenced for longer is forgotten.
 const LONGEST_MS: i64 = 366 * 86_400_000;
 
-/// Silences alone, or those of an `unslow.toml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
     silence: Vec<Entry>,
-    #[serde(default)]
-    deployment: Vec<Deployment>,
-    #[serde(default, rename = "defaults")]
-    _defaults: toml::Table,
-}
-
-#[derive(Deserialize)]
-struct Deployment {
-    name: String,
-    url: String,
 }
 
 #[derive(Deserialize)]
@@ -54,32 +43,32 @@ pub fn read(path: &Path) -> anyhow::Result<(Vec<Silence>, Vec<String>)> {
 
 fn parse(text: &str, now: &Zoned) -> anyhow::Result<(Vec<Silence>, Vec<String>)> {
     let file: File = toml_text::parse(text)?;
-    let url_of = |name: &str| file.deployment.iter().find(|of| of.name == name).map(|of| of.url.clone());
-    of(file.silence, url_of, now)
+    let (all, over) = of(file.silence, &[], now)?;
+    Ok((all.into_iter().map(|(_, silence)| silence).collect(), over))
 }
 
-/// The silences of a file that has other things too. A deployment may be called by the name that `url_of` knows.
-pub fn of(
-    entries: Vec<Entry>,
-    url_of: impl Fn(&str) -> Option<String>,
-    now: &Zoned,
-) -> anyhow::Result<(Vec<Silence>, Vec<String>)> {
+/// A silence, and the name of the deployment that it is of, if it is of one.
+pub type Named = (Option<String>, Silence);
+
+/// The silences of a file that has deployments too. One whose deployment is called by one of these `names` comes with
+/// the name and says of no other URL that it holds there.
+pub fn of(entries: Vec<Entry>, names: &[&str], now: &Zoned) -> anyhow::Result<(Vec<Named>, Vec<String>)> {
     let now_ms = now.timestamp().as_millisecond();
     let (mut silences, mut over) = (Vec::new(), Vec::new());
     for (number, mut entry) in (1..).zip(entries) {
-        entry.deployment = entry.deployment.map(|name| url_of(&name).unwrap_or(name));
-        let entry = silence(entry, now).with_context(|| format!("silence {number}"))?;
+        let named = entry.deployment.take_if(|name| names.contains(&name.as_str()));
+        let entry = silence(entry, named.is_some(), now).with_context(|| format!("silence {number}"))?;
         if entry.until_ms as i64 <= now_ms {
             over.push(format!("silence {number} ended on {}: {}", local_time(entry.until_ms), entry.reason));
         }
         // One that is over still holds for what a recording has of its time.
-        silences.push(entry);
+        silences.push((named, entry));
     }
     Ok((silences, over))
 }
 
-fn silence(entry: Entry, now: &Zoned) -> anyhow::Result<Silence> {
-    if entry.rule.is_none() && entry.servers.is_empty() && entry.deployment.is_none() {
+fn silence(entry: Entry, is_named: bool, now: &Zoned) -> anyhow::Result<Silence> {
+    if entry.rule.is_none() && entry.servers.is_empty() && entry.deployment.is_none() && !is_named {
         bail!("it has no rule, servers or deployment: what is silenced?");
     }
     if let Some(rule) = &entry.rule {
@@ -144,13 +133,6 @@ mod tests {
         assert_eq!((all[0].from_ms, all[0].until_ms, all[1].until_ms), (0, 1_795_737_600_000, 1_795_172_400_000));
         assert!(over.len() == 1 && over[0].contains("silence 2 ended"), "{over:?}");
         assert_eq!(parse("", &now()).unwrap().0, []);
-        let (all, _) = parse(
-            "[defaults]\nuser = \"x\"\n[[deployment]]\nname = \"a\"\nurl = \"redis://h:1\"\n[[silence]]\ndeployment = \
-             \"a\"\nreason = \"x\"\nuntil = 2026-11-27\n",
-            &now(),
-        )
-        .unwrap();
-        assert_eq!(all[0].deployment.as_deref(), Some("redis://h:1"));
     }
 
     #[test]

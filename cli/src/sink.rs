@@ -86,7 +86,7 @@ pub struct SinkArguments {
     /// Serve /metrics, /healthz and /readyz at this address
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
-    /// Print what would be sent, but send nothing; without --to no server is needed
+    /// Print what would be sent, but send nothing; needs no server unless one is named
     #[arg(long)]
     dry_run: bool,
     /// Number of messages in a dry run

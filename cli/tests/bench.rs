@@ -404,7 +404,8 @@ fn bad_orders_get_one_clear_line() {
     for (more, expected) in [
         (&["--mix", "gett=1"][..], "did you mean \"get\""),
         (&["--mix", "get=0.9,set"], "some have a share"),
-        (&["-t", "gett"], "did you mean \"get\""),
+        (&["-t", "ping,gett"], "did you mean \"get\""),
+        (&["-t", "gett", "--csv"], "did you mean \"get\""),
         (&["-t", "2"], "for threads: --threads 2"),
         (&["--mix", "get=x"], "invalid share"),
         (&["--command", "GET {kee}"], "there are {key}"),
@@ -525,7 +526,21 @@ fn keys_of_others_are_asked_about_and_never_removed() {
 fn tests_run_one_after_another_with_a_line_of_csv_each() {
     let server = standalone("valkey-9.1");
     let url = server.url();
-    let words = ["bench", &url, "-t", "lpush,get,set", "-n", "500", "-c", "2", "--csv", "--lateness-max", "1h"];
+    let words = [
+        "bench",
+        &url,
+        "-t",
+        "lpush,GET,set",
+        "-n",
+        "500",
+        "-c",
+        "2",
+        "--csv",
+        "--lateness-max",
+        "1h",
+        "--timeout",
+        "60",
+    ];
     let output = unslow(&words);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);

@@ -2,14 +2,16 @@
 
 mod common;
 
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 
-use common::{command, stderr, stdout};
+use common::{Running, command, stderr, stdout};
 use serde_json::Value as Json;
 use unslow_testkit::options;
 use unslow_testkit::servers::{server, standalone};
+use unslow_testkit::wait::until_ok;
 
 fn written(dir: &Path, text: &str) -> PathBuf {
     let path = dir.join("unslow.toml");
@@ -70,21 +72,25 @@ fn an_inventory_has_a_row_a_report_and_one_exit_status() {
     let wrong = row(&document, "wrong");
     assert!(wrong["error"].as_str().unwrap().contains("password"), "{wrong:#}");
     let text = run(&file, &["doctor", "--inventory", "--no-host", "--parallel", "1"]);
-    assert!(stdout(&text).contains("4 deployments: 1 with findings, 1 not seen, 2 without"), "{}", stdout(&text));
-    let named =
-        run(Path::new("/nowhere"), &["doctor", "--inventory", &file.display().to_string(), "--only", "no_auth"]);
-    assert_eq!(named.status.code(), Some(2), "{}", stderr(&named));
+    assert!(stdout(&text).contains("4 deployments: 1 failed, 1 not checked, 2 passed"), "{}", stdout(&text));
+    let elsewhere = ["doctor", "--inventory", &file.display().to_string(), "--no-host", "--only", "no_auth"];
+    let named = run(Path::new("/nowhere"), &elsewhere);
+    assert!(stdout(&named).contains("4 deployments: "), "{}{}", stdout(&named), stderr(&named));
 }
 
 #[test]
 fn what_is_new_since_the_baseline_is_told_and_what_is_silenced_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let server = standalone("redis-7.0");
+    // A user is part of the URL in the report, and no part of the name that a silence has.
+    let mut connection = server.connect_with(&options(2)).unwrap();
+    connection.call(&["ACL", "SETUSER", "ops", "on", "nopass", "~*", "&*", "+@all"]).unwrap();
     let text = format!(
-        "[[deployment]]\nname = \"one\"\nurl = \"{}\"\nwindow = \"500ms\"\nfail_on = \"risk\"\nbaseline = \
-         \"reports/one.json\"\n",
+        "[[deployment]]\nname = \"one\"\nurl = \"redis://{}\"\nuser = \"ops\"\npassword_file = \"pass\"\nwindow = \
+         \"500ms\"\nfail_on = \"risk\"\nbaseline = \"reports/one.json\"\n",
         server.address()
     );
+    std::fs::write(dir.path().join("pass"), "any\n").unwrap();
     let file = written(dir.path(), &text);
     let reports = dir.path().join("reports").display().to_string();
     let look = || {
@@ -110,13 +116,43 @@ fn what_is_new_since_the_baseline_is_told_and_what_is_silenced_is_not() {
         })
         .collect();
     written(dir.path(), &(text + &silences));
-    let (status, third) = look();
-    assert_eq!((status, ids(&third)), (Some(0), Vec::new()), "{third:#}");
+    let (_, third) = look();
+    let known = ids(&second);
+    assert!(ids(&third).iter().all(|id| !known.contains(id)), "{third:#}");
     assert!(!third["silenced"].as_array().unwrap().is_empty());
-    // The same file, by name.
-    let alone = run(&file, &["doctor", "@one", "--no-host"]);
-    assert_eq!(alone.status.code(), Some(0), "{}{}", stdout(&alone), stderr(&alone));
-    assert!(stdout(&alone).contains("silenced"), "{}", stdout(&alone));
+    // The same file, by name; flags for all verbs may come first.
+    for words in [&["doctor", "@one", "--no-host"][..], &["-q", "doctor", "@one", "--no-host"]] {
+        let alone = run(&file, words);
+        assert!(stdout(&alone).contains("silenced"), "{}{}", stdout(&alone), stderr(&alone));
+    }
+    // A baseline is there by now, and a plan compares with none.
+    let plan = run(&file, &["doctor", "@one", "--no-host", "--fix-plan"]);
+    assert_ne!(plan.status.code(), Some(2), "{}", stderr(&plan));
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_checked_and_says_what_was_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = standalone("redis-7.0");
+    let deployment = |name: &str| format!("[[deployment]]\nname = \"{name}\"\nurl = \"{}\"\n", server.address());
+    let file = written(dir.path(), &["a", "b", "c"].map(deployment).concat());
+    let words = ["doctor", "--inventory", "--parallel", "1", "--window", "60s", "--no-host", "--format", "json"];
+    let mut child = Running(
+        command(&words).env("UNSLOW_CONFIG", &file).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap(),
+    );
+    until_ok("the first to be looked at", || {
+        let text = server.connect_with(&options(2))?.call(&["CLIENT", "LIST"])?.text().unwrap_or_default();
+        Ok::<_, unslow_client::Error>(text.contains("name=unslow"))
+    });
+    child.signal(2);
+    let mut text = String::new();
+    child.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(child.ended(), Some(2));
+    let document: Json = serde_json::from_str(&text).expect("one document");
+    assert_eq!(row(&document, "a")["cut_short"], true, "{document:#}");
+    for name in ["b", "c"] {
+        assert_eq!(row(&document, name)["error"], "interrupted before it was checked", "{document:#}");
+    }
 }
 
 /// A date that is after now and within a year, as people write it.
@@ -138,7 +174,12 @@ fn a_name_reaches_what_its_file_says() {
     assert!(stdout(&keys).starts_with("no keys in "), "{}", stdout(&keys));
     for (arguments, expected) in [
         (&["keys", "@lockde"][..], "did you mean \"locked\""),
-        (&["record", "@locked", "@locked", "--dir", "/nowhere"], "one @name at a time"),
+        (&["record", "@locked", "redis://127.0.0.1:1", "--dir", "/nowhere"], "its user and password would go"),
+        (&["doctor", "@locked", "127.0.0.1:1"], "its user and password would go"),
+        (&["bench", "127.0.0.1:1", "--against", "@locked"], "its user and password would go"),
+        (&["keys", "-u", "@locked"], "a name stands only in place of the URL"),
+        (&["doctor", "--print-acl", "@locked"], "a name stands only in place of the URL"),
+        (&["doctor", "--inventory", "--tls"], "cannot be used with"),
         (&["doctor", "@locked", "--inventory"], "cannot be used with"),
         (&["doctor", "--inventory", "--format", "junit"], "--reports DIR"),
     ] {
@@ -150,8 +191,14 @@ fn a_name_reaches_what_its_file_says() {
     assert_eq!(missing.status.code(), Some(2));
     let document: Json = serde_json::from_slice(&missing.stdout).expect("a document");
     assert_eq!(document["schema"], "unslow.error/1");
+    // A name that is not there fails as the doctor fails.
+    let nobody = run(&file, &["doctor", "@nobody", "--format", "junit"]);
+    assert!(stdout(&nobody).contains("<testsuite"), "{}", stdout(&nobody));
     // Others could name their own server in it.
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let open = run(&file, &["keys", "@locked"]);
-    assert!(stderr(&open).contains("others can write it"), "{}", stderr(&open));
+    for (path, mode, restored) in [(file.as_path(), 0o666, 0o600), (&file, 0o664, 0o600), (dir.path(), 0o777, 0o700)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let open = run(&file, &["keys", "@locked"]);
+        assert!(stderr(&open).contains("other users can change it"), "{path:?} {mode:o}: {}", stderr(&open));
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(restored)).unwrap();
+    }
 }

@@ -94,6 +94,8 @@ fn a_whole_walk_counts_what_was_written() {
         }
         let one = walked(&server.address(), &[&WHOLE[..], &["-n", "3"]].concat());
         assert_eq!(one["keys"], 100, "{engine}");
+        let of_url = walked(&format!("redis://{}/3", server.address()), &WHOLE);
+        assert_eq!((&of_url["keys"], &of_url["servers"][0]["database"]), (&100.into(), &3.into()), "{engine}");
     }
 }
 
@@ -128,7 +130,7 @@ fn a_cluster_is_walked_on_its_replicas_and_names_stay_hidden() {
     assert!(replicas.iter().all(|r| calls(r, "scan") > 0), "replicas were not walked");
     assert!(report["costs"].as_array().unwrap().iter().all(|cost| cost["role"] == "replica"));
     let text = stdout(&unslow(&[&["keys", &url], &WHOLE[..]].concat()));
-    assert!(text.starts_with("all 600 keys seen in ") && text.contains("looked at on 3 replicas"), "{text}");
+    assert!(text.starts_with("all 600 keys seen in ") && text.contains("read on 3 replicas"), "{text}");
     assert!(!text.contains("secret") && !report.to_string().contains("secret"), "{text}");
     let shown = stdout(&unslow(&[&["keys", &url, "--show-keys"], &WHOLE[..]].concat()));
     assert!(shown.contains("person:secret"), "{shown}");
@@ -182,16 +184,90 @@ fn a_walk_that_was_ended_goes_on_and_another_process_begins_again() {
     assert_eq!((&second["scanned"], &second["is_complete"]), (&20_000.into(), &true.into()));
     assert_eq!(calls(&server, "pttl") - before, 20_000 - seen, "keys were asked about again");
 
+    let asked = calls(&server, "scan");
+    let same = walked(&url, &[&WHOLE[..], &["--resume", &file]].concat());
+    assert_eq!((&same["scanned"], calls(&server, "scan")), (&20_000.into(), asked), "there was nothing left to see");
+    assert!(same["notes"].to_string().contains("all keys had been seen when the last walk ended"), "{}", same["notes"]);
+
     let refused = unslow(&["keys", &url, "--memory", "--resume", &file]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("it was begun without options, and is asked for with --memory"), "{refused:?}");
+    assert!(stderr(&refused).contains("it was started without options; this run asks for --memory"), "{refused:?}");
 
     server.restart().expect("it comes back");
     server.connect_with(&options(2)).unwrap().call(&["FLUSHALL"]).unwrap();
     fill_it(&server);
     let third = walked(&url, &[&WHOLE[..], &["--resume", &file]].concat());
     assert_eq!((&third["scanned"], &third["is_complete"]), (&20_000.into(), &true.into()));
-    assert!(third["notes"].to_string().contains("begins again"), "{}", third["notes"]);
+    assert!(third["notes"].to_string().contains("is walked from its beginning"), "{}", third["notes"]);
+}
+
+/// The replica that was walked is promoted: its shard has another name and its data set too, and its keys are the same.
+#[test]
+fn a_walk_goes_on_after_a_failover() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("walk.json").display().to_string();
+    let two = deployment("redis-7.0", unslow_engine::Shape::MasterReplica { replicas: 1 }, &[]);
+    let (master, replica) = (&two.nodes[0], &two.nodes[1]);
+    let all: Vec<String> = (0..3_000).map(|n| format!("SET k:{n} x")).collect();
+    fill(&mut master.connect_with(&options(2)).unwrap(), &all);
+    let mut connection = replica.connect_with(&options(2)).unwrap();
+    until_ok("the replica to have the keys", || {
+        Ok::<_, unslow_client::Error>(connection.call(&["DBSIZE"])?.integer() == Some(3_000))
+    });
+    let first = walked(&master.address(), &[&WHOLE[..], &["--resume", &file]].concat());
+    assert_eq!((&first["scanned"], &first["costs"][0]["role"]), (&3_000.into(), &"replica".into()));
+    connection.call(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    let host = replica.address();
+    let (ip, port) = host.rsplit_once(':').unwrap();
+    let mut old = master.connect_with(&options(2)).unwrap();
+    old.call(&["REPLICAOF", ip, port]).unwrap();
+    until_ok("the old master to follow", || {
+        let text = old.call(&["INFO", "replication"])?.text().unwrap_or_default();
+        Ok::<_, unslow_client::Error>(text.contains("master_link_status:up"))
+    });
+    let second = walked(&replica.address(), &[&WHOLE[..], &["--resume", &file]].concat());
+    assert_eq!(
+        (&second["scanned"], &second["keys"], &second["is_complete"]),
+        (&3_000.into(), &3_000.into(), &true.into())
+    );
+}
+
+/// A master that is asked at one address and that its replica knows by another is one shard, not two.
+#[test]
+fn a_server_with_two_addresses_is_counted_once() {
+    let two = deployment("redis-7.0", unslow_engine::Shape::MasterReplica { replicas: 1 }, &[]);
+    let (master, replica) = (&two.nodes[0], &two.nodes[1]);
+    fill(&mut master.connect_with(&options(2)).unwrap(), &(0..500).map(|n| format!("SET k:{n} x")).collect::<Vec<_>>());
+    let mut connection = replica.connect_with(&options(2)).unwrap();
+    until_ok("the replica to have the keys", || {
+        Ok::<_, unslow_client::Error>(connection.call(&["DBSIZE"])?.integer() == Some(500))
+    });
+    let by_name = master.address().replace("127.0.0.1", "localhost");
+    let report = walked(&by_name, &WHOLE);
+    assert_eq!((&report["keys"], &report["is_complete"]), (&500.into(), &true.into()), "{report:#}");
+    assert_eq!(report["costs"][0]["role"], "replica");
+}
+
+/// SCAN of a cluster that is down is answered, and what its keys are is not: they are not gone.
+#[test]
+fn keys_of_a_cluster_that_is_down_are_not_called_gone() {
+    let cluster = steady("valkey-9.1");
+    let mut connection = cluster.nodes[0].connect_with(&options(2)).unwrap();
+    let slot = (0..16384_u16).find(|slot| unslow_testkit::slots::owner_of(&cluster, *slot) == 0).expect("it owns some");
+    let key = (0..).map(|n| format!("k{n}")).find(|key| unslow_topology::slot_of(key.as_bytes()) == slot).unwrap();
+    fill(&mut connection, &[format!("SET {key} x")]);
+    let elsewhere =
+        (0..16384_u16).rev().find(|s| unslow_testkit::slots::owner_of(&cluster, *s) == 0 && *s != slot).unwrap();
+    for node in &cluster.nodes {
+        node.connect_with(&options(2)).unwrap().call(&["CLUSTER", "DELSLOTS", &elsewhere.to_string()]).unwrap();
+    }
+    until_ok("the cluster to be down", || {
+        let text = connection.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default();
+        Ok::<_, unslow_client::Error>(text.contains("cluster_state:fail"))
+    });
+    let output = unslow(&["keys", &cluster.url(), "--on-masters", "--for", "3s", "--format", "json"]);
+    let report: Json = serde_json::from_slice(&output.stdout).expect("a document");
+    assert_ne!(report["is_complete"], true, "{report:#}");
 }
 
 #[test]
@@ -231,8 +307,24 @@ fn the_acl_user_that_is_printed_is_enough_and_no_more_is_needed() {
         let report = walked(&url, &[&WHOLE[..], &["--memory"]].concat());
         assert_eq!((&report["scanned"], &report["notes"]), (&982.into(), &Json::Array(Vec::new())), "{engine}");
 
+        // What is refused is not known, which is something else than none.
+        connection.call(&["ACL", "SETUSER", "unslow", "-pttl", "-strlen", "-memory"]).unwrap();
+        let report = walked(&url, &[&WHOLE[..], &["--memory"]].concat());
+        let names = row(&report, "patterns", "pattern", "user:*:name");
+        assert_eq!((&names["lasting_share"], &names["longest"]), (&Json::Null, &Json::Null), "{engine}: {names:#}");
+        assert_eq!(names["memory"], Json::Null, "{engine}: {names:#}");
+        assert_eq!(
+            (&names["keys"]["value"], &report["heaviest"]),
+            (&500.0.into(), &Json::Array(Vec::new())),
+            "{engine}"
+        );
+        for question in ["PTTL", "STRLEN", "MEMORY USAGE"] {
+            assert!(report["notes"].to_string().contains(&format!("{question} was refused")), "{engine}: {report:#}");
+        }
+
         connection.call(&["ACL", "SETUSER", "unslow", "-scan"]).unwrap();
         let refused = unslow(&["keys", &url]);
+        assert_eq!(refused.status.code(), Some(2), "{engine}: {}", stdout(&refused));
         let said = stdout(&refused) + &stderr(&refused);
         assert!(said.contains("--print-acl") && !said.contains("s3cret"), "{engine}: {said}");
     }

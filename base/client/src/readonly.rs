@@ -107,13 +107,15 @@ pub const ALLOWED: &[Allowed] = &[
     allow("unslow", "show topology", (1, 0), "which servers stand behind `unslow gateway`"),
 ];
 
+/// Of [`ALLOWED`], what a walk through keys has no use for: its user needs none of it.
+const NOT_OF_KEYS: &[&str] = &["config", "slowlog", "commandlog", "latency", "acl"];
+
 /// What `unslow keys` may send beside [`ALLOWED`]: it walks through all keys, and asks what each one is.
 pub const OF_KEYS: &[Allowed] = &[
     allow("scan", "", (2, 8), "which keys there are"),
     allow("select", "", (1, 0), "keys of databases other than 0"),
     allow("pttl", "", (2, 6), "keys without a time to live"),
     allow("object", "freq", (4, 0), "how often a key is used, where maxmemory-policy is LFU"),
-    allow("object", "idletime", (2, 2), "how long a key was not used"),
     allow("memory", "usage", (4, 0), "the memory that a key takes"),
     allow("client", "no-touch", (7, 2), "looking at keys without marking them as used"),
 ];
@@ -134,15 +136,16 @@ const OF_THE_GATEWAY: &str = "unslow";
 /// Sub-command rules work on 6.x too, by first argument; a rule that names a command the server does not have is an
 /// error there, so the list is cut by version.
 pub fn acl_rule(server: Product, sentinel: bool) -> Option<String> {
-    rule(server, sentinel, &[ALLOWED])
+    rule(server, sentinel, ALLOWED.iter())
 }
 
 /// The same for `unslow keys`.
 pub fn acl_rule_of_keys(server: Product) -> Option<String> {
-    rule(server, false, &[ALLOWED, OF_KEYS])
+    let is_used = |a: &&Allowed| !NOT_OF_KEYS.contains(&a.command) && !matches!(a.sub, "list" | "slot-stats" | "id");
+    rule(server, false, ALLOWED.iter().filter(is_used).chain(OF_KEYS))
 }
 
-fn rule(server: Product, sentinel: bool, lists: &[&[Allowed]]) -> Option<String> {
+fn rule<'a>(server: Product, sentinel: bool, list: impl Iterator<Item = &'a Allowed>) -> Option<String> {
     let version = match server {
         Product::Redis(major, minor) => (major, minor),
         Product::Valkey(..) => (7, 2),
@@ -158,7 +161,7 @@ fn rule(server: Product, sentinel: bool, lists: &[&[Allowed]]) -> Option<String>
         (false, false) => "~* ",
     };
     rule += if version >= (6, 2) { "resetchannels &__sentinel__:hello -@all" } else { "-@all" };
-    for a in lists.iter().copied().flatten() {
+    for a in list {
         let at_sentinel = matches!(a.command, "ping" | "hello" | "info" | "role" | "client" | "acl" | "sentinel");
         let on_server = !matches!(a.command, "sentinel" | OF_THE_GATEWAY);
         if !a.since.is_there(server) || (sentinel && !at_sentinel) || (!sentinel && !on_server) {

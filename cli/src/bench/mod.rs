@@ -3,10 +3,11 @@
 mod compare;
 mod csv;
 mod limits;
+mod mix;
 mod page;
 mod text;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -17,10 +18,10 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_bench::{
     Arrivals, Comparison, Held, Histogram, Logged, Model, Progress, ReadFrom, Removed, Report, Run, Second, Session,
-    Settings, Spec, percentile_table, with_log,
+    Settings, Spec, built_in_names, percentile_table, with_log,
 };
 use unslow_client::Target;
-use unslow_units::{count, parse_count, parse_rate, time_us};
+use unslow_units::{count, did_you_mean, parse_count, parse_rate, time_us};
 
 use crate::output::{Output, writable};
 use crate::reach::Reach;
@@ -94,11 +95,12 @@ pub struct Bench {
         long,
         value_name = "NAME,...",
         value_delimiter = ',',
+        value_parser = mix::lower_case,
         conflicts_with_all = ["mix", "command", "workload", "replay", "against", "save", "html", "hgrm", "hlog"]
     )]
     tests: Vec<String>,
-    /// Print CSV, a line for each command of each run, and nothing else
-    #[arg(long)]
+    /// Print CSV instead of the report: a line for each command of each run
+    #[arg(long, conflicts_with = "against")]
     csv: bool,
     /// How application threads share connections: own, pool:N (Jedis), shared (Lettuce), multiplex:N
     #[arg(long, default_value = "own", value_parser = Model::parse, value_name = "MODEL")]
@@ -147,6 +149,9 @@ pub struct Bench {
     #[arg(long)]
     yes: bool,
 
+    /// A person has said that load may be sent: one word is enough for all tests.
+    #[arg(skip)]
+    is_agreed: Cell<bool>,
     #[command(flatten)]
     workload: WorkloadFlags,
     #[command(flatten)]
@@ -163,7 +168,7 @@ struct WorkloadFlags {
     #[arg(long, value_name = "FILE")]
     workload: Option<PathBuf>,
     /// Commands and their shares, as get=0.9,set=0.1; built-in ones or those of --command
-    #[arg(long, value_name = "NAME=SHARE,...", value_parser = mix)]
+    #[arg(long, value_name = "NAME=SHARE,...", value_parser = mix::mix)]
     mix: Option<BTreeMap<String, f64>>,
     /// A command template, as "HSET user:{key} f {value}", or NAME=TEMPLATE for --mix
     #[arg(long, value_name = "TEMPLATE")]
@@ -217,35 +222,6 @@ struct WorkloadFlags {
 
 /// Seconds that a run may take.
 const LONGEST_S: f64 = 604_800.0;
-
-/// A mix that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum BadMix {
-    /// Shares for some commands and not for others: `get=0.9,set` would give set more than get.
-    #[error("some have a share and some do not; write get=0.9,set=0.1")]
-    SharesMissing,
-    /// Not a number.
-    #[error("invalid share {0:?}; expected shares such as get=0.9,set=0.1")]
-    Share(String),
-    /// A command that is named again.
-    #[error("{0} stands there twice")]
-    Twice(String),
-}
-
-fn mix(text: &str) -> Result<BTreeMap<String, f64>, BadMix> {
-    if text.contains('=') && text.split(',').any(|part| !part.contains('=')) {
-        return Err(BadMix::SharesMissing);
-    }
-    let mut mix = BTreeMap::new();
-    for part in text.split(',') {
-        let (name, share) = part.split_once('=').unwrap_or((part, "1"));
-        let number = share.trim().parse().map_err(|_| BadMix::Share(share.into()))?;
-        if mix.insert(name.trim().to_string(), number).is_some() {
-            return Err(BadMix::Twice(name.trim().into()));
-        }
-    }
-    Ok(mix)
-}
 
 impl WorkloadFlags {
     fn spec(&self) -> anyhow::Result<Spec> {
@@ -346,17 +322,21 @@ impl Bench {
         if output.json() && (self.csv || self.tests.len() > 1) {
             bail!("--format json prints one report; for several tests, or as a table, use --csv without it");
         }
-        if self.csv {
-            output.print(&csv::head())?;
-        }
         if self.tests.is_empty() {
             return self.run_test(None, output);
         }
         if let Some(number) = self.tests.iter().find(|test| test.parse::<u32>().is_ok()) {
             bail!("-t takes names of commands, such as set,get; for threads: --threads {number}");
         }
+        let names: Vec<&str> = built_in_names().collect();
+        if let Some(unknown) = self.tests.iter().find(|test| !names.contains(&test.as_str())) {
+            bail!("-t: no built-in command is called {unknown}{}", did_you_mean(unknown, &names));
+        }
         let mut status = 0;
         for test in &self.tests {
+            if unslow_interrupt::asked() {
+                break;
+            }
             if !self.csv && self.tests.len() > 1 {
                 output.print(&format!("-- {test}\n"))?;
             }
@@ -377,7 +357,7 @@ impl Bench {
         let mut sessions = Vec::new();
         // Where an earlier benchmark left keys, ours are left as well.
         let keeps = self.keep_keys || held.iter().any(|held| matches!(held, Held::Ours));
-        let ran = self.measure(settings, &mut sessions, keeps, output);
+        let ran = self.measure(settings, &mut sessions, keeps, test, output);
         if !self.keep_keys {
             let spinner = output.spinner();
             spinner.update("removing the keys that it wrote");
@@ -393,7 +373,7 @@ impl Bench {
     fn held(&self, settings: &Settings) -> anyhow::Result<Held> {
         let held = Held::by(settings)?;
         let sentence = match &held {
-            _ if self.yes => return Ok(held),
+            _ if self.yes || self.is_agreed.get() => return Ok(held),
             Held::Nothing | Held::Ours => return Ok(held),
             Held::Others { address, keys } => {
                 let keys = count(*keys as f64);
@@ -417,6 +397,7 @@ impl Bench {
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
             bail!("stopped; no load was sent");
         }
+        self.is_agreed.set(true);
         Ok(held)
     }
 
@@ -426,6 +407,7 @@ impl Bench {
         settings: Vec<Settings>,
         sessions: &mut Vec<Session>,
         keeps: bool,
+        test: Option<&str>,
         output: &Output,
     ) -> anyhow::Result<u8> {
         let prefix = settings[0].spec.key_prefix.clone();
@@ -471,7 +453,11 @@ impl Bench {
         match (output.json(), &comparison) {
             (true, Some(comparison)) => output.print_json(comparison)?,
             (true, None) => output.print_json(&reports[0])?,
-            (false, _) if self.csv => reports.iter().try_for_each(|report| output.print(&csv::rows(report)))?,
+            (false, _) if self.csv => {
+                let is_first = test.is_none_or(|test| self.tests.first().is_some_and(|first| first == test));
+                let head = if is_first { csv::head() } else { String::new() };
+                output.print(&(head + &csv::rows(&reports[0])))?;
+            }
             (false, _) => {
                 for report in &reports {
                     output.print(&(text::report(report, output.verbose) + "\n"))?;
@@ -668,19 +654,5 @@ fn replace(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
         // The file may be written, but its directory may not.
         Err(e) if e.kind() != std::io::ErrorKind::StorageFull => Ok(std::fs::write(path, text)?),
         other => Ok(other?),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mix_has_shares_for_all_its_commands_or_for_none() {
-        assert_eq!(mix("get=0.9, set=0.1"), Ok(BTreeMap::from([("get".into(), 0.9), ("set".into(), 0.1)])));
-        assert_eq!(mix("get,set"), Ok(BTreeMap::from([("get".into(), 1.0), ("set".into(), 1.0)])));
-        assert_eq!(mix("get=0.9,set"), Err(BadMix::SharesMissing));
-        assert_eq!(mix("get=most"), Err(BadMix::Share("most".into())));
-        assert_eq!(mix("get=1,get=2"), Err(BadMix::Twice("get".into())));
     }
 }

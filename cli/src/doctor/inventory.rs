@@ -1,11 +1,12 @@
 //! `unslow doctor --inventory FILE`: many deployments, a bounded number at a time, one table.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 use unslow_client::discover;
 use unslow_doctor::{Change, Conclusion, Report, Severity, diagnose, diagnose_but, diff};
@@ -38,10 +39,14 @@ struct Row {
     verdict: Option<Conclusion>,
     /// As of `unslow doctor` for it alone.
     exit_status: u8,
-    /// Why there is no verdict.
+    /// Why there is no verdict, or why the report was not kept.
     error: Option<String>,
     seconds: f64,
-    /// Causes first.
+    /// It was interrupted: the window was shorter than asked for.
+    cut_short: bool,
+    /// What these look for may be there.
+    rules_that_could_not_look: usize,
+    /// The worst first.
     findings: Vec<Brief>,
     silenced: Vec<String>,
     /// What is new and what is gone since the baseline; `null` without one.
@@ -76,6 +81,8 @@ impl Row {
             exit_status: 2,
             error: None,
             seconds: 0.0,
+            cut_short: false,
+            rules_that_could_not_look: 0,
             findings: Vec::new(),
             silenced: Vec::new(),
             since_baseline: None,
@@ -87,13 +94,13 @@ impl Row {
 
 /// Looks at all of them.
 pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Result<u8> {
-    if output.exchange().is_some() {
-        bail!("--inventory prints text or json; --reports DIR writes a document for each deployment");
-    }
     let file = deployments::read(&deployments::path(file)?)?;
     file.over.iter().for_each(|over| output.note(over));
     if let Some(dir) = &doctor.reports {
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        if !deployments::is_ours(&std::fs::metadata(dir).with_context(|| dir.display().to_string())?) {
+            bail!("{}: it belongs to another user, who could say where reports are written to", dir.display());
+        }
         file.all.iter().flat_map(|named| names(dir, named)).try_for_each(|path| files::check(&path))?;
     }
     let window = open_window();
@@ -103,7 +110,9 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
     let work = || {
         while let Some(named) = file.all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let row = match window.asked() {
-                true => Row { error: Some("ended before it was looked at".into()), ..Row::of(named, "not seen") },
+                true => {
+                    Row { error: Some("interrupted before it was checked".into()), ..Row::of(named, "not checked") }
+                }
                 false => look(doctor, &file, named, &window),
             };
             let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +121,11 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
         }
     };
     std::thread::scope(|scope| {
-        (0..usize::from(doctor.parallel).min(total)).for_each(|_| drop(scope.spawn(work)));
+        // One of them is this one: it works where no other can be started.
+        for _ in 1..usize::from(doctor.parallel).min(total) {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
     drop(spinner);
     let mut rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +139,7 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
     Ok(exit_status)
 }
 
-/// What is worst comes first; what was not seen before what is fine.
+/// What could not be checked comes first, then the worst.
 fn rank(row: &Row) -> (u8, u8) {
     let worst = row.findings.iter().map(|f| f.severity as u8).max().unwrap_or(0);
     (2 - row.exit_status.min(2), u8::MAX - worst)
@@ -138,15 +151,19 @@ fn names(dir: &Path, named: &Named) -> [PathBuf; 2] {
 
 fn look(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> Row {
     let begun = Instant::now();
-    let row = looked(doctor, file, named, window).unwrap_or_else(|e| Row {
-        error: Some(text::clean_lines(&format!("{e:#}")).replace('\n', " ")),
-        ..Row::of(named, "failed")
-    });
+    // What goes wrong with one is no reason to lose the others.
+    let looked = catch_unwind(AssertUnwindSafe(|| looked(doctor, file, named, window)));
+    let row = looked.unwrap_or_else(|_| Err(anyhow!("the diagnosis panicked; this is a defect in unslow")));
+    let row = row.unwrap_or_else(|e| Row { error: Some(one_line(&e)), ..Row::of(named, "failed") });
     Row { seconds: begun.elapsed().as_secs_f64(), ..row }
 }
 
+fn one_line(e: &anyhow::Error) -> String {
+    text::clean_lines(&format!("{e:#}")).replace('\n', " ")
+}
+
 fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> anyhow::Result<Row> {
-    let baseline = named.baseline.as_deref().filter(|path| path.exists()).map(earlier).transpose()?;
+    let baseline = named.baseline.as_deref().filter(|path| path.exists()).map(earlier).transpose();
     let reach = named.reach(&doctor.reach)?;
     let (target, options) = (named.target(&reach)?, reach.options()?);
     let settings = Settings {
@@ -158,13 +175,17 @@ fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) ->
         Err(e) if is_of_the_server(&e) => unslow_probe::unreachable(&target, &e, &settings),
         Err(e) => return Err(e.into()),
     };
-    let report =
-        if doctor.only.is_empty() { diagnose_but(&facts, &file.silences) } else { diagnose(&facts, &doctor.only) };
-    let reports = doctor.reports.as_deref().map_or(Ok(Vec::new()), |dir| keep(dir, named, &facts, &report))?;
-    let fail_on = doctor.fail_on.or(named.fail_on);
+    let report = if doctor.only.is_empty() {
+        diagnose_but(&facts, &file.silences_of(&named.name))
+    } else {
+        diagnose(&facts, &doctor.only)
+    };
+    let reports = doctor.reports.as_deref().map_or(Ok(Vec::new()), |dir| keep(dir, named, &facts, &report));
+    // With --only the question is whether it is there.
+    let fail_on = doctor.fail_on.or(named.fail_on.filter(|_| doctor.only.is_empty()));
     let brief = |finding: &unslow_doctor::Finding| Brief {
         id: finding.id.clone(),
-        severity: finding.severity,
+        severity: finding.severity_now(),
         title: finding.title.clone(),
         fails: fails(&report, finding, fail_on),
     };
@@ -172,14 +193,20 @@ fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) ->
         let all = diff(before, &report).into_iter().filter(|line| line.change != Change::Stays);
         all.map(|line| Since { id: line.id, change: line.change }).collect()
     };
+    let mut findings: Vec<Brief> = report.findings.iter().map(brief).collect();
+    findings.sort_by_key(|brief| std::cmp::Reverse(brief.severity));
+    let error = baseline.as_ref().err().or(reports.as_ref().err()).map(one_line);
     Ok(Row {
         url: target.url(),
         verdict: Some(report.verdict),
-        exit_status: exit_status(&report, fail_on),
-        findings: report.findings.iter().map(brief).collect(),
+        exit_status: if error.is_some() { 2 } else { exit_status(&report, fail_on) },
+        error,
+        cut_short: report.cut_short,
+        rules_that_could_not_look: report.looked.could_not.len(),
+        findings,
         silenced: report.silenced.iter().map(|silenced| silenced.id.clone()).collect(),
-        since_baseline: baseline.as_ref().map(changed),
-        reports,
+        since_baseline: baseline.ok().flatten().as_ref().map(changed),
+        reports: reports.unwrap_or_default(),
         ..Row::of(named, text::verdict(&report).1)
     })
 }
@@ -202,7 +229,8 @@ fn shown(rows: &[Row]) -> String {
             (None, Some(finding)) => format!("{}: {}", finding.id, text::clean_lines(&finding.title)),
             (None, None) => "-".into(),
         };
-        let mut line = vec![row.name.clone(), row.word.to_string(), row.findings.len().to_string(), worst];
+        let word = if row.cut_short { format!("{}, cut short", row.word) } else { row.word.to_string() };
+        let mut line = vec![row.name.clone(), word, row.findings.len().to_string(), worst];
         if has_baseline {
             line.push(row.since_baseline.as_deref().map_or("-".into(), since));
         }
@@ -212,12 +240,18 @@ fn shown(rows: &[Row]) -> String {
     let (bad, unseen) = (count(&|row| row.exit_status == 1), count(&|row| row.exit_status == 2));
     let took = rows.iter().map(|row| row.seconds).fold(0.0, f64::max);
     let slowest = unslow_units::time(Duration::from_secs_f64(took));
-    format!(
-        "{}\n{}: {bad} with findings, {unseen} not seen, {} without; the slowest took {slowest}\n",
-        table(&cells),
-        text::plural(rows.len(), "deployment"),
-        rows.len() - bad - unseen
-    )
+    let passed = count(&|row| row.exit_status == 0);
+    let mut of_passed = Vec::new();
+    let with = count(&|row| row.exit_status == 0 && !row.findings.is_empty());
+    of_passed.extend((with > 0).then(|| format!("{with} with findings below the limit")));
+    let cut = count(&|row| row.exit_status == 0 && row.cut_short);
+    of_passed.extend((cut > 0).then(|| format!("{cut} cut short")));
+    let of_passed = if of_passed.is_empty() { String::new() } else { format!(" ({})", of_passed.join(", ")) };
+    let last = format!(
+        "{}: {bad} failed, {unseen} not checked, {passed} passed{of_passed}; the slowest took {slowest}",
+        text::plural(rows.len(), "deployment")
+    );
+    format!("{}\n{}\n", table(&cells), textwrap::fill(&last, textwrap::termwidth()))
 }
 
 fn since(changes: &[Since]) -> String {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_client::{Error, ErrorKind, Options, Target, discover};
-use unslow_doctor::{Change, Conclusion, Finding, Report, Severity, When, diagnose, diagnose_but, diff};
+use unslow_doctor::{Change, Conclusion, Finding, Report, Severity, Silence, When, diagnose, diagnose_but, diff};
 use unslow_facts::{Facts, Host};
 use unslow_interrupt::Guard;
 use unslow_probe::Settings;
@@ -26,7 +26,7 @@ use crate::fail_on::FailOn;
 use crate::output::{Format, Output, style};
 use crate::reach::Reach;
 use crate::server::Server;
-use crate::{acl, exchange, explain, files, fix_plan, incidents, silences, typed};
+use crate::{acl, deployments, exchange, explain, files, fix_plan, incidents, silences, typed};
 
 #[derive(Args)]
 #[command(
@@ -101,6 +101,9 @@ pub struct Doctor {
     /// File of known findings (docs/record.md): they are listed separately and do not count for the exit status
     #[arg(long, value_name = "FILE", conflicts_with = "only")]
     silences: Option<PathBuf>,
+    /// --silences is an unslow.toml, and this the deployment that is looked at
+    #[arg(long, hide = true, requires = "silences")]
+    silences_of: Option<String>,
     /// Compare with an earlier report (made with --format json)
     #[arg(long, value_name = "FILE")]
     diff: Option<PathBuf>,
@@ -114,7 +117,8 @@ pub struct Doctor {
         value_name = "FILE",
         num_args = 0..=1,
         conflicts_with_all = [
-            "urls", "server_host", "server_port", "server_uri", "from", "recording", "host", "save", "html", "diff",
+            "urls", "server_host", "server_port", "server_uri", "server_pass", "server_tls", "server_db",
+            "from", "recording", "host", "save", "html", "diff",
             "fix_plan", "client_error", "log", "silences", "print_acl"
         ]
     )]
@@ -178,14 +182,18 @@ pub fn fail_document(why: &str) {
 /// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
 /// Whether it is printed.
 pub fn refuse(error: &clap::Error, words: &[String]) -> bool {
+    // The kind alone: the message repeats words of the command line, and a password may be among them.
+    error.use_stderr() && refuse_because(words, &format!("invalid command line: {}", error.kind()))
+}
+
+/// The same for another reason.
+pub fn refuse_because(words: &[String], why: &str) -> bool {
     let apart = words.windows(2).find(|w| w[0] == "--format").map(|w| w[1].as_str());
     let named = apart.or_else(|| words.iter().find_map(|w| w.strip_prefix("--format=")));
     let format = named.and_then(|name| Format::from_str(name, false).ok()).filter(|format| *format != Format::Text);
-    let format = format.filter(|_| error.use_stderr() && words.iter().any(|w| w == "doctor"));
+    let format = format.filter(|_| words.iter().any(|w| w == "doctor"));
     if let Some(format) = format {
-        // The kind alone: the message repeats words of the command line, and a password may be among them.
-        let owed = Owed { url: String::new(), format, fail_on: None };
-        print_failed(owed, &format!("invalid command line: {}", error.kind()));
+        print_failed(Owed { url: String::new(), format, fail_on: None }, why);
     }
     format.is_some()
 }
@@ -222,7 +230,7 @@ fn open_window() -> Guard {
 
 impl Doctor {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        if let Some(file) = &self.inventory {
+        if let Some(file) = self.inventory.as_ref().filter(|_| output.exchange().is_none()) {
             return inventory::run(self, file.as_deref(), output);
         }
         if output.format != Format::Text {
@@ -241,6 +249,9 @@ impl Doctor {
     }
 
     fn run_checked(&self, output: &Output) -> anyhow::Result<u8> {
+        if self.inventory.is_some() {
+            bail!("--inventory prints text or json; --reports DIR writes a document for each deployment");
+        }
         if let Some(version) = &self.print_acl {
             if output.exchange().is_some() {
                 bail!("--print-acl prints text or json");
@@ -262,7 +273,7 @@ impl Doctor {
         let before = self.diff.as_deref().map(earlier).transpose()?;
         let hosts = self.host.iter().map(|path| host(path)).collect::<anyhow::Result<Vec<Host>>>()?;
         self.check_paths()?;
-        let (silences, over) = self.silences.as_deref().map(silences::read).transpose()?.unwrap_or_default();
+        let (silences, over) = self.silences()?;
         over.iter().for_each(|over| output.note(over));
         let walk = self.keys.as_deref().map(keys_seen::read).transpose()?;
         let words = given::read(&self.client_error, &self.log, now_ms())?;
@@ -291,6 +302,18 @@ impl Doctor {
         }
         printed?;
         Ok(if lost.is_empty() { exit_status(&report, self.fail_on) } else { 2 })
+    }
+
+    /// Known findings, and those that are over, as sentences.
+    fn silences(&self) -> anyhow::Result<(Vec<Silence>, Vec<String>)> {
+        match (&self.silences, &self.silences_of) {
+            (None, _) => Ok((Vec::new(), Vec::new())),
+            (Some(path), None) => silences::read(path),
+            (Some(path), Some(name)) => {
+                let file = deployments::read(path)?;
+                Ok((file.silences_of(name), file.over))
+            }
+        }
     }
 
     fn check_paths(&self) -> anyhow::Result<()> {

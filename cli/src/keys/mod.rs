@@ -16,6 +16,7 @@ use crate::output::Output;
 use crate::reach::Reach;
 use crate::server::Server;
 use crate::typed::end_after;
+use crate::when::local_time;
 use crate::{acl, files};
 
 /// Keys a second.
@@ -44,7 +45,7 @@ pub struct KeysArguments {
     /// Ask for the memory of each key (MEMORY USAGE)
     #[arg(long)]
     memory: bool,
-    /// Ask how often each key is used (OBJECT FREQ, where maxmemory-policy is LFU); walks masters
+    /// Ask how often each key is accessed (OBJECT FREQ, where maxmemory-policy is LFU); walks masters
     #[arg(long)]
     hot: bool,
     /// Walk masters, even where there are replicas
@@ -53,7 +54,7 @@ pub struct KeysArguments {
     /// Rows of each list
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=200), value_name = "N")]
     top: u16,
-    /// Save the walk there at its end, and go on from there if the file exists; it holds names of keys
+    /// Save the walk there at its end, and resume from there if the file exists; it holds parts of key names
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
     /// Show key names instead of hashes
@@ -80,8 +81,8 @@ impl KeysArguments {
             return self.print_acl(version, output);
         }
         let questions = Questions { memory: self.memory, heat: self.hot, names: self.show_keys };
-        let mut scan = self.scan(questions)?;
         let target = self.server.target(self.url.as_deref(), &self.reach)?;
+        let mut scan = self.scan(questions, self.server.server_db.or((target.db > 0).then_some(target.db)))?;
         let options = self.reach.options()?;
         let deployment = discover(&target, &options)?;
         if let Some(through) = &deployment.through {
@@ -100,16 +101,21 @@ impl KeysArguments {
         let mut progress = |seen: u64, all: u64| {
             spinner.update(&format!("{} of {} keys", count(seen as f64), count(all as f64)));
         };
-        let walked = walk(&deployment, &settings, &mut scan, &|| guard.asked(), &mut progress);
+        let mut walked = walk(&deployment, &settings, &mut scan, &|| guard.asked(), &mut progress);
         drop(spinner);
-        if let Some(path) = &self.resume {
-            save(path, &scan)?;
-        }
-        let is_seen = walked.missed == 0 || !scan.parts.is_empty();
-        if !is_seen {
+        let here = scan.parts.iter().filter(|part| part.is_here);
+        if here.clone().all(|part| part.scanned == 0 && !part.is_done) && !walked.notes.is_empty() {
+            // The file keeps what an earlier walk has seen.
             bail!("no keys could be looked at: {}", walked.notes.join("; "));
         }
+        if walked.done_before > 0 && walked.done_before == here.count() {
+            walked.notes.push(format!(
+                "all keys had been seen when the last walk ended, {}; delete the file to walk again",
+                local_time(scan.at_ms)
+            ));
+        }
         let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+        scan.at_ms = at_ms;
         let report = Report::of(&scan, walked, at_ms);
         if output.json() {
             output.print_json(&report)?;
@@ -117,12 +123,13 @@ impl KeysArguments {
             let head = text::Head { url: target.url(), kind: deployment.kind, took: begun.elapsed() };
             output.print(&text::report(&report, &head, usize::from(self.top)))?;
         }
+        // A full disk is no reason to lose the report.
+        self.resume.as_deref().map_or(Ok(()), |path| save(path, &scan))?;
         Ok(0)
     }
 
     /// A new one, or the one that was saved.
-    fn scan(&self, questions: Questions) -> anyhow::Result<Scan> {
-        let database = self.server.server_db;
+    fn scan(&self, questions: Questions, database: Option<u32>) -> anyhow::Result<Scan> {
         let Some(path) = &self.resume else { return Ok(Scan::new(questions, database)) };
         // Whatever can be wrong with the file is wrong before the walk.
         files::check(path)?;
@@ -145,15 +152,14 @@ impl KeysArguments {
     }
 }
 
-/// For its owner to read alone: names are in it.
+/// For its owner to read alone, also if it was there before: parts of names are in it.
 fn save(path: &Path, scan: &Scan) -> anyhow::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    match made {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(e).with_context(|| path.display().to_string());
-        }
-        _ => {}
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let what = || path.display().to_string();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path).with_context(what)?;
+    if opened.metadata().with_context(what)?.is_file() {
+        opened.set_permissions(std::fs::Permissions::from_mode(0o600)).with_context(what)?;
     }
+    drop(opened);
     files::write(path, &scan.text())
 }

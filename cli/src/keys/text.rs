@@ -27,7 +27,7 @@ pub fn report(report: &Report, head: &Head, top: usize) -> String {
         largest(report, top, &mut out);
     }
     for note in &report.notes {
-        let _ = writeln!(out, "\n{}", fill(&format!("not seen: {note}")));
+        let _ = writeln!(out, "\n{}", fill(&format!("note: {note}")));
     }
     out
 }
@@ -50,7 +50,7 @@ fn summary(report: &Report, head: &Head) -> String {
     let keys = |n: u64| count(n as f64);
     let mut out = String::new();
     let seen = match report.is_complete {
-        _ if report.keys == 0 => "no keys".to_string(),
+        true if report.keys == 0 => "no keys".to_string(),
         true => format!("all {} keys seen", keys(report.keys)),
         false => {
             let share = report.scanned as f64 / report.keys.max(1) as f64;
@@ -60,7 +60,7 @@ fn summary(report: &Report, head: &Head) -> String {
     line(&mut out, style::TITLE, &format!("{seen} in {}: {kind} at {}", time(head.took), head.url));
     let replicas = report.costs.iter().filter(|cost| cost.role == Role::Replica).count();
     let masters = report.costs.len() - replicas;
-    let most = report.costs.iter().map(|cost| cost.share_of_core_at_most).fold(0.0, f64::max);
+    let most = report.costs.iter().filter_map(|cost| cost.core_share_in_commands).reduce(f64::max);
     let commands: u64 = report.costs.iter().map(|cost| cost.commands).sum();
     if !report.costs.is_empty() {
         let at = match (replicas, masters) {
@@ -68,20 +68,21 @@ fn summary(report: &Report, head: &Head) -> String {
             (n, 0) => plural(n, "replica"),
             (r, m) => format!("{} and {}", plural(r, "replica"), plural(m, "master")),
         };
-        let cost = format!(
-            "looked at on {at}; cost: {} commands, at most {} of a core of one server",
-            keys(commands),
-            percent(most)
-        );
+        let most =
+            most.map_or_else(|| "a time that is not known".into(), |share| format!("{} of a core", percent(share)));
+        let cost =
+            format!("read on {at}; cost: {} commands, which ran for {most} on the busiest server", keys(commands));
         line(&mut out, style::FAINT, &cost);
     }
     if !report.is_complete && report.scanned > 0 {
         let bound = match report.larger_unseen_at_most {
-            Some(0) => "no key larger than the largest of a list is expected to be unseen".into(),
-            Some(n) => format!("at most {} larger than the largest of a list can be unseen", plural(n as usize, "key")),
+            Some(1) => "at 95 % confidence at most 1 unseen key is larger than the largest listed".into(),
+            Some(n) => {
+                format!("at 95 % confidence at most {} unseen keys are larger than the largest listed", count(n as f64))
+            }
             None => "how many larger keys are unseen is not known, as a shard was not looked at".into(),
         };
-        line(&mut out, style::FAINT, &format!("{bound}; bounds and ± are of 95 %"));
+        line(&mut out, style::FAINT, &format!("{bound}; ± is the 95 % margin"));
     }
     out
 }
@@ -111,8 +112,8 @@ fn kinds(report: &Report, out: &mut String) {
     let mut rows = vec![titles.iter().map(|t| t.to_string()).collect::<Vec<_>>()];
     for kind in &report.kinds {
         let mut row = vec![kind.kind.clone(), estimate(kind.keys, whole)];
-        row.extend(kind.memory.map(|memory| estimate(memory, bytes)));
-        row.extend([percent(kind.lasting_share), length(Some(kind.longest), &kind.kind)]);
+        row.extend(report.questions.memory.then(|| memory(kind.memory)));
+        row.extend([share(kind.lasting_share), length(kind.longest, &kind.kind)]);
         rows.push(row);
     }
     title(out, "Types");
@@ -137,23 +138,34 @@ fn patterns(report: &Report, top: usize, out: &mut String) {
     let mut rows = vec![titles.iter().map(|t| t.to_string()).collect::<Vec<_>>()];
     let all: f64 = report.kinds.iter().filter_map(|kind| kind.memory).map(|memory| memory.value).sum();
     for row in report.patterns.iter().take(top) {
-        rows.push(pattern(row, all));
+        rows.push(pattern(row, memory, all));
     }
     title(out, if memory { "Patterns, by memory" } else { "Patterns, by keys" });
     *out += &table(&rows);
-    let more = report.patterns.len().saturating_sub(top) + report.patterns_left_out;
+    let more = report.patterns.len().saturating_sub(top);
     if more > 0 {
-        let _ = writeln!(out, "{more} more (--top N shows them)");
+        let _ = writeln!(out, "{more} more (--top {} shows them)", report.patterns.len());
+    }
+    if report.patterns_left_out > 0 {
+        let _ = writeln!(out, "{} small ones are left out", report.patterns_left_out);
     }
 }
 
-fn pattern(row: &PatternRow, all_bytes: f64) -> Vec<String> {
+fn pattern(row: &PatternRow, has_memory: bool, all_bytes: f64) -> Vec<String> {
     let mut cells = vec![clean(&row.pattern)];
-    cells.extend(row.memory.map(|memory| estimate(memory, bytes)));
+    cells.extend(has_memory.then(|| memory(row.memory)));
     cells.push(estimate(row.keys, whole));
-    let share = row.memory.filter(|_| all_bytes > 0.0).map_or(row.share_of_keys, |memory| memory.value / all_bytes);
-    cells.extend([percent(share), percent(row.lasting_share), row.kinds.join(" ")]);
+    let of_all = row.memory.filter(|_| all_bytes > 0.0).map_or(row.share_of_keys, |memory| memory.value / all_bytes);
+    cells.extend([percent(of_all), share(row.lasting_share), row.kinds.join(" ")]);
     cells
+}
+
+fn memory(of: Option<Estimate>) -> String {
+    of.map_or_else(|| "-".into(), |memory| estimate(memory, bytes))
+}
+
+fn share(of: Option<f64>) -> String {
+    of.map_or_else(|| "-".into(), percent)
 }
 
 fn largest(report: &Report, top: usize, out: &mut String) {
@@ -164,7 +176,11 @@ fn largest(report: &Report, top: usize, out: &mut String) {
         let titles = [what, "key", "pattern", "type", "TTL", "server"];
         let mut rows = vec![titles.iter().map(|t| t.to_string()).collect::<Vec<_>>()];
         for key in keys {
-            let ttl = key.ttl_s.map_or_else(|| "none".into(), time_rough_s);
+            let ttl = match key.ttl_s {
+                Some(s) => time_rough_s(s),
+                None if key.ttl_known => "none".into(),
+                None => "-".into(),
+            };
             let server =
                 if key.database == 0 { key.server.clone() } else { format!("{} -n {}", key.server, key.database) };
             rows.push(vec![figure(key), clean(&key.key), clean(&key.pattern), key.kind.clone(), ttl, server]);

@@ -20,7 +20,7 @@ pub struct Estimate {
 }
 
 /// How far a part (one database of one server) was seen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Keys there are.
     pub all: u64,
@@ -28,11 +28,13 @@ pub struct Sample {
     pub seen: u64,
 }
 
-/// What was found in a part, of one kind of keys: how many, the sum of a figure over them, and the sum of its squares.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Found {
-    pub sum: f64,
-    pub squares: f64,
+/// What was found in a part.
+#[derive(Clone, Copy, Debug)]
+pub enum Found {
+    /// So many keys are of a kind.
+    Count(f64),
+    /// A figure of keys, summed up, and the sum of its squares.
+    Sum { sum: f64, squares: f64 },
 }
 
 impl Sample {
@@ -42,7 +44,8 @@ impl Sample {
     }
 }
 
-/// The total over parts that were seen to different extents.
+/// The total over parts that were seen to different extents. Of sums the margin holds only where no few keys have most
+/// of it: what was not seen at all is in no spread. [`unseen_at_most`] is for those.
 pub fn total(parts: impl IntoIterator<Item = (Sample, Found)>) -> Estimate {
     let (mut value, mut variance) = (0.0, 0.0);
     for (sample, found) in parts {
@@ -50,9 +53,13 @@ pub fn total(parts: impl IntoIterator<Item = (Sample, Found)>) -> Estimate {
             continue;
         }
         let (all, seen) = (sample.all.max(sample.seen) as f64, sample.seen as f64);
-        let mean = found.sum / seen;
-        value += all * mean;
-        let spread = (found.squares / seen - mean * mean).max(0.0);
+        let (sum, spread) = match found {
+            // Of a kind that all or none of the keys seen are of there can still be others: as if two more keys of
+            // each had been seen (Agresti and Coull).
+            Found::Count(n) => (n, ((n + 2.0) / (seen + 4.0)) * (1.0 - (n + 2.0) / (seen + 4.0))),
+            Found::Sum { sum, squares } => (sum, (squares / seen - (sum / seen).powi(2)).max(0.0)),
+        };
+        value += all * sum / seen;
         variance += all * all * spread / seen * (1.0 - sample.share());
     }
     Estimate { value, margin: Z * variance.sqrt() }
@@ -77,20 +84,22 @@ mod tests {
 
     #[test]
     fn of_all_keys_nothing_is_estimated() {
-        let found = Found { sum: 40.0, squares: 40.0 };
+        let found = Found::Count(40.0);
         assert_eq!(total([(Sample { all: 100, seen: 100 }, found)]), Estimate { value: 40.0, margin: 0.0 });
         assert_eq!(total([]), Estimate::default());
-        assert_eq!(total([(Sample { all: 100, seen: 0 }, Found::default())]), Estimate::default());
+        assert_eq!(total([(Sample { all: 100, seen: 0 }, Found::Count(0.0))]), Estimate::default());
     }
 
     #[test]
     fn parts_count_by_their_size_not_by_how_far_they_were_seen() {
-        let half = (Sample { all: 1000, seen: 500 }, Found { sum: 250.0, squares: 250.0 });
-        let little = (Sample { all: 1000, seen: 100 }, Found { sum: 0.0, squares: 0.0 });
+        let half = (Sample { all: 1000, seen: 500 }, Found::Count(250.0));
+        let little = (Sample { all: 1000, seen: 100 }, Found::Count(0.0));
         let both = total([half, little]);
         assert_eq!(both.value, 500.0);
-        // 1000 * sqrt(0.25 / 500 * 0.5)
-        assert!((both.margin - Z * 15.81).abs() < 0.1, "{both:?}");
+        // sqrt((1000^2 * 0.25 / 500 * 0.5) + (1000^2 * 0.0189 / 100 * 0.9))
+        assert!((both.margin - Z * 20.49).abs() < 0.1, "{both:?}");
+        // Of a kind that was never seen there can be some.
+        assert!(total([little]).margin > 20.0);
     }
 
     #[test]
@@ -124,10 +133,8 @@ mod tests {
                 order.swap(i, random() as usize % (i + 1));
             }
             let seen = &order[..600];
-            let found = seen.iter().fold(Found::default(), |f, &i| Found {
-                sum: f.sum + sizes[i],
-                squares: f.squares + sizes[i] * sizes[i],
-            });
+            let sum = seen.iter().map(|&i| sizes[i]).sum();
+            let found = Found::Sum { sum, squares: seen.iter().map(|&i| sizes[i] * sizes[i]).sum() };
             let told = total([(Sample { all: 2000, seen: 600 }, found)]);
             covered += i32::from((told.value - sizes.iter().sum::<f64>()).abs() <= told.margin);
         }

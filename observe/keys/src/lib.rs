@@ -1,9 +1,9 @@
 //! A bounded walk through a deployment's keys: what they are called, how many, how large, for how long.
 //!
-//! Each shard is walked at one of its replicas if it has one that follows closely, with SCAN and a few questions about
-//! each key, no value is read, and never in more than a fifth of a server's time. The walk may end at any time: what
-//! it has seen is a random sample, so what it says of all keys has error bounds ([`estimate`]), and [`Scan`] can be
-//! saved and gone on with.
+//! Each shard is walked at one of its replicas if it has one that is connected to its master, with SCAN and a few
+//! questions about each key, no value is read, and never in more than a fifth of a server's time. The walk may end at
+//! any time: what it has seen is a random sample, so what it says of all keys has error bounds ([`estimate`]), and
+//! [`Scan`] can be saved and gone on with.
 //!
 //! Names are hidden as in a diagnosis unless they are asked for: patterns with few keys are not told, and single keys
 //! have a hash.
@@ -19,6 +19,6 @@ mod walked;
 
 pub use patterns::{Patterns, Sum};
 pub use report::{KeyRow, KindRow, PatternRow, Report, ServerRow};
-pub use scan::{Part, Questions, Scan, ScanError, Sums};
+pub use scan::{Part, Questions, Scan, ScanError, Sums, Ttl};
 pub use walk::{Settings, walk};
 pub use walked::{Cost, Walked};

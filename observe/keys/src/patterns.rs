@@ -152,6 +152,11 @@ impl<S: Sum> Patterns<S> {
         change(&mut branch.sum);
     }
 
+    /// Counts them anew, after they were read from a file.
+    pub fn count_branches(&mut self) {
+        self.branches = self.root.size();
+    }
+
     /// Every sum, to be changed where it is.
     pub fn each(&mut self, mut change: impl FnMut(&mut S)) {
         self.root.each(&mut change);

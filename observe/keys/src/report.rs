@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::estimate::Found;
 use crate::estimate::{CONFIDENCE, Estimate, Sample, total, unseen_at_most};
 use crate::patterns::Sum;
-use crate::scan::{By, Figures, Large, Questions, Scan, Sums};
+use crate::scan::{By, Figures, Large, Questions, Scan, Sums, Ttl};
 use crate::walked::{Cost, Walked};
 
 const SCHEMA: &str = "unslow.keys/1";
@@ -66,9 +67,9 @@ pub struct ServerRow {
 pub struct KindRow {
     pub kind: String,
     pub keys: Estimate,
-    /// Share of its keys without a time to live.
-    pub lasting_share: f64,
-    pub longest: u64,
+    /// Share of its keys without a time to live; `null` where the server would not say.
+    pub lasting_share: Option<f64>,
+    pub longest: Option<u64>,
     pub memory: Option<Estimate>,
 }
 
@@ -80,8 +81,8 @@ pub struct PatternRow {
     pub kinds: Vec<String>,
     pub keys: Estimate,
     pub share_of_keys: f64,
-    pub lasting_share: f64,
-    pub longest: u64,
+    pub lasting_share: Option<f64>,
+    pub longest: Option<u64>,
     pub memory: Option<Estimate>,
 }
 
@@ -95,8 +96,9 @@ pub struct KeyRow {
     /// Bytes of a string, elements of anything else.
     pub length: Option<u64>,
     pub memory: Option<u64>,
-    /// `null`: it stays until it is deleted.
+    /// `null`: it stays until it is deleted, or `ttl_known` is false.
     pub ttl_s: Option<f64>,
+    pub ttl_known: bool,
     pub uses: Option<u64>,
     pub server: String,
     pub database: u32,
@@ -108,7 +110,18 @@ impl Report {
         let samples: Vec<Sample> = scan.parts.iter().map(|part| part.sample()).collect();
         let share = samples.iter().map(|s| s.share()).fold(1.0, f64::min);
         let share = if walked.missed > 0 { 0.0 } else { share };
-        let patterns = scan.patterns.without_rare(LEAST_KEYS);
+        let mut notes = walked.notes;
+        for part in scan.parts.iter().filter(|part| part.is_here && part.scanned == 0 && part.keys > 0 && !part.is_done)
+        {
+            notes.push(format!(
+                "of the {} keys in database {} of {} none was seen; the figures leave them out",
+                part.keys, part.database, part.server
+            ));
+        }
+        // What belongs to no server of this run is not counted.
+        let mut here = scan.patterns.clone();
+        here.each(|sums| sums.0.retain(|(part, _, _)| scan.parts[*part].is_here));
+        let patterns = here.without_rare(LEAST_KEYS);
         let rows = patterns.rows();
         let all = rows.iter().fold(Sums::default(), |mut all, (_, sums)| {
             all.merge(sums);
@@ -125,8 +138,8 @@ impl Report {
                 share_of_keys: if all_keys > 0.0 { keys.value / all_keys } else { 0.0 },
                 keys,
                 lasting_share: lasting(sums, &samples),
-                longest: sums.0.iter().map(|(_, _, f)| f.longest).max().unwrap_or(0),
-                memory: scan.questions.memory.then(|| memory_of(sums, &samples)),
+                longest: sums.0.iter().filter_map(|(_, _, f)| f.longest).max(),
+                memory: memory_of(sums, &samples),
             }
         };
         let mut pattern_rows: Vec<PatternRow> = rows.iter().map(pattern).collect();
@@ -140,32 +153,34 @@ impl Report {
             kind: large.kind.clone(),
             length: large.length,
             memory: large.memory,
-            ttl_s: large.ttl_ms.map(|ms| ms as f64 / 1000.0),
+            ttl_s: if let Ttl::Ms(ms) = large.ttl { Some(ms as f64 / 1000.0) } else { None },
+            ttl_known: large.ttl != Ttl::Unknown,
             uses: large.heat,
             server: scan.parts[large.part].server.clone(),
             database: scan.parts[large.part].database,
         };
-        let list = |name: &str| scan.largest.get(name).into_iter().flatten().map(key).collect();
+        let is_here = |large: &&Large| scan.parts[large.part].is_here;
+        let list = |name: &str| scan.largest.get(name).into_iter().flatten().filter(is_here).map(key).collect();
         let longest = scan.largest.iter().filter(|(name, _)| name.starts_with("length "));
         Report {
             schema: SCHEMA,
             at_ms,
-            keys: samples.iter().map(|s| s.all).sum(),
-            scanned: samples.iter().map(|s| s.seen).sum(),
+            keys: samples.iter().map(|s| s.all).fold(0, u64::saturating_add),
+            scanned: samples.iter().map(|s| s.seen).fold(0, u64::saturating_add),
             share,
-            is_complete: walked.missed == 0 && scan.parts.iter().all(|part| part.is_done),
+            is_complete: walked.missed == 0 && scan.parts.iter().all(|part| part.is_done || !part.is_here),
             questions: scan.questions,
             confidence: CONFIDENCE,
             larger_unseen_at_most: unseen_at_most(share),
             servers: servers(scan),
-            kinds: kinds(&all, &samples, scan.questions.memory),
+            kinds: kinds(&all, &samples),
             patterns: pattern_rows,
             patterns_left_out,
-            longest: longest.flat_map(|(_, keys)| keys).map(key).collect(),
+            longest: longest.flat_map(|(_, keys)| keys).filter(is_here).map(key).collect(),
             heaviest: list("memory"),
             hottest: list("heat"),
             costs: walked.costs,
-            notes: walked.notes,
+            notes,
         }
     }
 }
@@ -180,7 +195,7 @@ fn servers(scan: &Scan) -> Vec<ServerRow> {
         gone: part.gone,
         is_complete: part.is_done,
     };
-    let mut rows: Vec<ServerRow> = scan.parts.iter().filter(|part| !part.is_empty()).map(row).collect();
+    let mut rows: Vec<ServerRow> = scan.parts.iter().filter(|part| part.is_here).map(row).collect();
     rows.sort_by(|a, b| (&a.shard, a.database).cmp(&(&b.shard, b.database)));
     rows
 }
@@ -194,14 +209,14 @@ fn by_kind(sums: &Sums) -> BTreeMap<String, Figures> {
     out
 }
 
-fn kinds(all: &Sums, samples: &[Sample], memory: bool) -> Vec<KindRow> {
+fn kinds(all: &Sums, samples: &[Sample]) -> Vec<KindRow> {
     let row = |kind: String| {
         let of = Sums(all.0.iter().filter(|(_, k, _)| *k == kind).cloned().collect());
         KindRow {
             keys: keys_of(&of, samples),
             lasting_share: lasting(&of, samples),
-            longest: of.0.iter().map(|(_, _, f)| f.longest).max().unwrap_or(0),
-            memory: memory.then(|| memory_of(&of, samples)),
+            longest: of.0.iter().filter_map(|(_, _, f)| f.longest).max(),
+            memory: memory_of(&of, samples),
             kind,
         }
     };
@@ -220,18 +235,28 @@ fn by_part(sums: &Sums) -> BTreeMap<usize, Figures> {
 }
 
 fn keys_of(sums: &Sums, samples: &[Sample]) -> Estimate {
-    total(by_part(sums).into_iter().map(|(part, figures)| (samples[part], figures.count())))
+    count_of(sums, samples, |figures| figures.keys)
 }
 
-fn memory_of(sums: &Sums, samples: &[Sample]) -> Estimate {
-    total(by_part(sums).into_iter().map(|(part, figures)| (samples[part], figures.bytes())))
+/// Also of parts where none was found: there may be some.
+fn count_of(sums: &Sums, samples: &[Sample], figure: impl Fn(&Figures) -> u64) -> Estimate {
+    let found = by_part(sums);
+    let count = |part: usize| Found::Count(found.get(&part).map_or(0.0, |figures| figure(figures) as f64));
+    total(samples.iter().enumerate().map(|(part, sample)| (*sample, count(part))))
 }
 
-fn lasting(sums: &Sums, samples: &[Sample]) -> f64 {
-    let lasting = |f: Figures| Figures { keys: f.lasting, ..f }.count();
-    let keys = keys_of(sums, samples).value;
-    let lasting = total(by_part(sums).into_iter().map(|(part, f)| (samples[part], lasting(f)))).value;
-    if keys > 0.0 { lasting / keys } else { 0.0 }
+/// `None` where no key was weighed.
+fn memory_of(sums: &Sums, samples: &[Sample]) -> Option<Estimate> {
+    let found = by_part(sums);
+    let is_weighed = found.values().any(|figures| figures.weighed > 0);
+    is_weighed.then(|| total(found.into_iter().map(|(part, figures)| (samples[part], figures.bytes()))))
+}
+
+/// Of those whose time to live is known.
+fn lasting(sums: &Sums, samples: &[Sample]) -> Option<f64> {
+    let timed = count_of(sums, samples, |figures| figures.timed).value;
+    let lasting = count_of(sums, samples, |figures| figures.lasting).value;
+    (timed > 0.0).then(|| lasting / timed)
 }
 
 /// Which figure a list of keys is ordered by.
@@ -257,20 +282,22 @@ mod tests {
                 shard: format!("m{n}"),
                 server: format!("s{n}"),
                 run_id: "1".into(),
+                replid: "r".into(),
                 database: 0,
                 keys: *keys,
                 scanned: 0,
                 gone: 0,
                 cursor: "0".into(),
                 is_done: false,
+                is_here: false,
             };
-            let (at, _) = scan.part(part);
+            let (at, _) = scan.claim(part, &["r"]);
             let key = |i: u64| Key {
                 name: format!("{}:{i}", if i.is_multiple_of(4) { "cart" } else { "user" }).into_bytes(),
                 kind: if i.is_multiple_of(4) { "hash".into() } else { "string".into() },
                 length: Some(i),
                 memory: Some(100),
-                ttl_ms: i.is_multiple_of(2).then_some(1000),
+                ttl: if i.is_multiple_of(2) { Ttl::Ms(1000) } else { Ttl::Lasting },
                 heat: None,
             };
             let keys_seen: Vec<Key> = (0..*seen).map(key).collect();
@@ -291,7 +318,7 @@ mod tests {
         assert_eq!((user.keys.value, cart.keys.value), (3750.0, 1250.0));
         assert!(user.keys.margin > 0.0 && user.keys.margin < 100.0, "{user:?}");
         assert!((user.share_of_keys - 0.75).abs() < 1e-9);
-        assert!((user.lasting_share - 2.0 / 3.0).abs() < 1e-9 && cart.lasting_share == 0.0);
+        assert!((user.lasting_share.unwrap() - 2.0 / 3.0).abs() < 1e-9 && cart.lasting_share == Some(0.0));
         assert_eq!(user.memory.unwrap().value, 375_000.0);
         assert_eq!(report.kinds.iter().map(|k| k.kind.as_str()).collect::<Vec<_>>(), ["string", "hash"]);
         assert_eq!(report.longest.iter().filter(|k| k.kind == "hash").map(|k| k.length).next(), Some(Some(996)));

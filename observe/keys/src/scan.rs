@@ -13,6 +13,8 @@ const LARGEST: usize = 25;
 const KINDS: usize = 24;
 const OTHER: &str = "other";
 const SCHEMA: &str = "unslow.keys-walk/1";
+/// No server has more.
+pub(crate) const MOST_KEYS: u64 = 1 << 50;
 
 /// What is asked about each key beside its type, length and time to live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +33,10 @@ pub struct Part {
     /// The shard's master.
     pub shard: String,
     pub server: String,
-    /// Of the server's process: a cursor means nothing to another one.
+    /// Of the server's process: a cursor means nothing to another one. Empty where there is nothing to go on with.
     pub run_id: String,
+    /// Of its data set: a replica that follows another master has other keys.
+    pub replid: String,
     pub database: u32,
     /// Keys there were when the walk began or went on.
     pub keys: u64,
@@ -42,18 +46,34 @@ pub struct Part {
     pub gone: u64,
     pub cursor: String,
     pub is_done: bool,
+    /// Whether it belongs to a server of this run. What was seen elsewhere stays in the file, and is not counted.
+    #[serde(skip)]
+    pub is_here: bool,
 }
 
-impl Part {
-    /// Whether there is nothing to see.
-    pub fn is_empty(&self) -> bool {
-        self.is_done && self.scanned == 0
-    }
+/// Of a part that is not at its end: servers repeat keys, and more are added, so it is never taken for nearly complete.
+const UNFINISHED: f64 = 0.95;
 
+impl Part {
     pub fn sample(&self) -> Sample {
-        let all = if self.is_done { self.scanned } else { self.keys.max(self.scanned + 1) };
-        Sample { all, seen: self.scanned }
+        let all = match self.is_done {
+            _ if !self.is_here => 0,
+            true => self.scanned,
+            false => self.keys.max((self.scanned as f64 / UNFINISHED) as u64 + 1),
+        };
+        Sample { all, seen: if self.is_here { self.scanned } else { 0 } }
     }
+}
+
+/// How long a key stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ttl {
+    /// The server would not say.
+    Unknown,
+    /// Until it is deleted.
+    Lasting,
+    Ms(u64),
 }
 
 /// One key, as a server described it.
@@ -64,8 +84,7 @@ pub struct Key {
     /// Bytes of a string, elements of anything else.
     pub length: Option<u64>,
     pub memory: Option<u64>,
-    /// `None`: it stays until it is deleted.
-    pub ttl_ms: Option<u64>,
+    pub ttl: Ttl,
     /// The server's logarithmic counter of uses, 0 to 255.
     pub heat: Option<u64>,
 }
@@ -74,9 +93,13 @@ pub struct Key {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     pub keys: u64,
-    /// Without a time to live.
+    /// Of which the time to live is known.
+    pub timed: u64,
+    /// Without one.
     pub lasting: u64,
-    pub longest: u64,
+    pub longest: Option<u64>,
+    /// Of which the memory is known.
+    pub weighed: u64,
     /// In bytes, and the sum of their squares.
     pub memory: u64,
     pub memory_squares: f64,
@@ -84,28 +107,29 @@ pub struct Figures {
 
 impl Figures {
     fn add(&mut self, key: &Key) {
-        self.keys += 1;
-        self.lasting += u64::from(key.ttl_ms.is_none());
-        self.longest = self.longest.max(key.length.unwrap_or(0));
-        let memory = key.memory.unwrap_or(0);
-        self.memory = self.memory.saturating_add(memory);
-        self.memory_squares += (memory as f64).powi(2);
+        self.merge(&Figures {
+            keys: 1,
+            timed: u64::from(key.ttl != Ttl::Unknown),
+            lasting: u64::from(key.ttl == Ttl::Lasting),
+            longest: key.length,
+            weighed: u64::from(key.memory.is_some()),
+            memory: key.memory.unwrap_or(0),
+            memory_squares: (key.memory.unwrap_or(0) as f64).powi(2),
+        });
     }
 
     pub(crate) fn merge(&mut self, other: &Figures) {
-        self.keys += other.keys;
-        self.lasting += other.lasting;
+        self.keys = self.keys.saturating_add(other.keys);
+        self.timed = self.timed.saturating_add(other.timed);
+        self.lasting = self.lasting.saturating_add(other.lasting);
         self.longest = self.longest.max(other.longest);
+        self.weighed = self.weighed.saturating_add(other.weighed);
         self.memory = self.memory.saturating_add(other.memory);
         self.memory_squares += other.memory_squares;
     }
 
-    pub(crate) fn count(self) -> Found {
-        Found { sum: self.keys as f64, squares: self.keys as f64 }
-    }
-
     pub(crate) fn bytes(self) -> Found {
-        Found { sum: self.memory as f64, squares: self.memory_squares }
+        Found::Sum { sum: self.memory as f64, squares: self.memory_squares }
     }
 }
 
@@ -115,10 +139,10 @@ pub struct Sums(pub(crate) Vec<(usize, String, Figures)>);
 
 impl Sums {
     fn of(&mut self, part: usize, kind: &str) -> &mut Figures {
-        let at = self.0.iter().position(|(p, k, _)| *p == part && k == kind);
-        let at = at.unwrap_or_else(|| {
-            self.0.push((part, kind.to_string(), Figures::default()));
-            self.0.len() - 1
+        let found = self.0.binary_search_by(|(p, k, _)| (*p, k.as_str()).cmp(&(part, kind)));
+        let at = found.unwrap_or_else(|at| {
+            self.0.insert(at, (part, kind.to_string(), Figures::default()));
+            at
         });
         &mut self.0[at].2
     }
@@ -145,7 +169,7 @@ pub struct Large {
     pub kind: String,
     pub length: Option<u64>,
     pub memory: Option<u64>,
-    pub ttl_ms: Option<u64>,
+    pub ttl: Ttl,
     pub heat: Option<u64>,
 }
 
@@ -174,6 +198,8 @@ impl By {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scan {
     schema: String,
+    /// When the last walk ended; unix time in ms, 0 before the first.
+    pub at_ms: u64,
     pub questions: Questions,
     /// Databases that were asked for; `None`: all with keys.
     pub database: Option<u32>,
@@ -188,7 +214,7 @@ pub struct Scan {
 pub enum ScanError {
     #[error("this is not a saved walk of unslow keys: {0}")]
     Damaged(String),
-    #[error("it was begun {was}, and is asked for {now}; give the same options, or another file")]
+    #[error("it was started {was}; this run asks {now}: use the same options, or another file")]
     OtherQuestions { was: String, now: String },
 }
 
@@ -199,31 +225,38 @@ impl Questions {
         words.extend(self.heat.then(|| "--hot".to_string()));
         words.extend(self.names.then(|| "--show-keys".to_string()));
         words.extend(database.map(|n| format!("-n {n}")));
-        if words.is_empty() { "without options".into() } else { format!("with {}", words.join(" ")) }
+        if words.is_empty() { "without options".into() } else { format!("for {}", words.join(" ")) }
     }
 }
 
 impl Scan {
     pub fn new(questions: Questions, database: Option<u32>) -> Scan {
         let (parts, patterns, largest) = (Vec::new(), Patterns::default(), BTreeMap::new());
-        Scan { schema: SCHEMA.into(), questions, database, parts, patterns, largest }
+        Scan { schema: SCHEMA.into(), at_ms: 0, questions, database, parts, patterns, largest }
     }
 
     /// A saved one, if it was begun for the same questions.
     pub fn read(text: &str, questions: Questions, database: Option<u32>) -> Result<Scan, ScanError> {
-        let scan: Scan = serde_json::from_str(text).map_err(|e| ScanError::Damaged(e.to_string()))?;
+        let mut scan: Scan = serde_json::from_str(text).map_err(|e| ScanError::Damaged(e.to_string()))?;
         if scan.schema != SCHEMA {
             let found = format!("its schema is {:.40}; expected {SCHEMA}", scan.schema);
             return Err(ScanError::Damaged(found));
         }
-        let is_of_parts = |part: usize| part < scan.parts.len();
-        if !scan.largest.values().flatten().all(|key| is_of_parts(key.part)) {
+        let parts = scan.parts.len();
+        if !scan.largest.values().flatten().all(|key| key.part < parts) {
             return Err(ScanError::Damaged("a key is of a part that is not there".into()));
         }
-        let mut ok = true;
-        scan.patterns.clone().each(|sums| ok &= sums.0.iter().all(|(part, _, _)| is_of_parts(*part)));
-        if !ok {
+        let mut is_whole = true;
+        scan.patterns.each(|sums| {
+            is_whole &= sums.0.iter().all(|(part, _, _)| *part < parts);
+            sums.0.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        });
+        scan.patterns.count_branches();
+        if !is_whole {
             return Err(ScanError::Damaged("a pattern is of a part that is not there".into()));
+        }
+        if scan.parts.iter().any(|part| part.scanned.max(part.keys) > MOST_KEYS || part.gone > part.scanned) {
+            return Err(ScanError::Damaged("a part has more keys than there can be".into()));
         }
         if scan.questions != questions || scan.database != database {
             let (was, now) = (scan.questions.words(scan.database), questions.words(database));
@@ -238,49 +271,47 @@ impl Scan {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Where a database's walk goes on, or begins: a part of another process of the server is forgotten, and so is one
-    /// of another server of the same shard. Says whether something was. After a failover the same server may be of a
-    /// shard with another name.
-    pub(crate) fn part(&mut self, wanted: Part) -> (usize, bool) {
-        let is_at = |p: &Part| p.server == wanted.server && p.run_id == wanted.run_id && p.database == wanted.database;
+    /// Where the walk of a database goes on, or begins; and whether it had begun elsewhere. `replids` are the names of
+    /// the server's data set, now and before a failover.
+    pub(crate) fn claim(&mut self, wanted: Part, replids: &[&str]) -> (usize, bool) {
+        let is_at = |p: &Part| {
+            let is_process = !p.run_id.is_empty() && p.run_id == wanted.run_id && p.server == wanted.server;
+            is_process && p.database == wanted.database && replids.contains(&p.replid.as_str())
+        };
         if let Some(at) = self.parts.iter().position(is_at) {
             let there = &mut self.parts[at];
-            there.shard = wanted.shard;
-            if !there.is_done {
-                there.keys = wanted.keys;
-            }
+            let keys = if there.is_done { there.keys } else { wanted.keys };
+            (there.shard, there.replid, there.keys, there.is_here) = (wanted.shard, wanted.replid, keys, true);
             return (at, false);
         }
-        let is_same = |p: &Part| p.shard == wanted.shard && p.database == wanted.database;
-        let Some(at) = self.parts.iter().position(is_same) else {
-            self.parts.push(wanted);
-            return (self.parts.len() - 1, false);
-        };
-        let there = &mut self.parts[at];
-        let had = there.scanned > 0;
-        *there = wanted;
-        self.forget(at);
-        (at, had)
-    }
-
-    /// Forgets parts that belong to nothing that is there; the names of their shards.
-    pub(crate) fn keep(&mut self, is_there: impl Fn(&Part) -> bool) -> Vec<String> {
-        let gone: Vec<usize> = (0..self.parts.len()).filter(|at| !is_there(&self.parts[*at])).collect();
-        let mut names = Vec::new();
-        for at in gone {
-            let part = &mut self.parts[at];
-            if part.scanned > 0 {
-                names.push(part.shard.clone());
+        // A shard is walked at one server at a time: what was seen at another is not counted, and of a process that is
+        // gone it is of no use any more.
+        let is_other = |p: &Part| p.server == wanted.server || p.shard == wanted.shard;
+        let others = (0..self.parts.len()).filter(|at| is_other(&self.parts[*at]));
+        let others: Vec<usize> = others.filter(|at| self.parts[*at].database == wanted.database).collect();
+        let has_lost = others.iter().any(|at| self.parts[*at].scanned > 0);
+        for at in others {
+            self.parts[at].is_here = false;
+            if self.parts[at].server == wanted.server {
+                self.forget(at);
             }
-            // Others are known by their place in the list, so it stays, and is empty.
-            *part = Part { keys: 0, scanned: 0, gone: 0, is_done: true, ..part.clone() };
-            self.forget(at);
         }
-        names.dedup();
-        names
+        self.parts.push(Part { is_here: true, ..wanted });
+        (self.parts.len() - 1, has_lost)
     }
 
+    /// Forgets databases of a server that have no keys any more.
+    pub(crate) fn keep_databases(&mut self, server: &str, run_id: &str, databases: &[u32]) {
+        let is_empty = |p: &Part| p.server == server && p.run_id == run_id && !databases.contains(&p.database);
+        let empty: Vec<usize> = (0..self.parts.len()).filter(|at| is_empty(&self.parts[*at])).collect();
+        empty.into_iter().for_each(|at| self.forget(at));
+    }
+
+    /// Others are known by their place in the list, so it stays, and is empty.
     fn forget(&mut self, part: usize) {
+        let there = &mut self.parts[part];
+        (there.keys, there.scanned, there.gone, there.is_done, there.is_here) = (0, 0, 0, false, false);
+        there.run_id.clear();
         self.patterns.each(|sums| sums.0.retain(|(of, _, _)| *of != part));
         self.largest.values_mut().for_each(|keys| keys.retain(|key| key.part != part));
     }
@@ -299,23 +330,24 @@ impl Scan {
                 kind: kind.clone(),
                 length: key.length,
                 memory: key.memory,
-                ttl_ms: key.ttl_ms,
+                ttl: key.ttl,
                 heat: key.heat,
             };
             self.remember(&large(String::new()), || hide(&key.name));
         }
         let of = &mut self.parts[part];
-        of.scanned += handed;
-        of.gone += handed - keys.len() as u64;
+        of.scanned = of.scanned.saturating_add(handed);
+        of.gone = of.gone.saturating_add(handed.saturating_sub(keys.len() as u64));
         of.is_done = cursor == "0";
         of.cursor = cursor.to_string();
     }
 
-    /// The kind as it is counted: a hostile server could name any number of them.
+    /// The kind as it is counted: a hostile server could name any number of them, and draw with them.
     fn kind(&mut self, kind: &str) -> String {
         let known = self.largest.keys().filter(|name| name.starts_with("length ")).count();
         let is_known = self.largest.contains_key(&format!("length {kind}"));
-        let kind = if is_known || (known < KINDS && kind.len() <= 32) { kind } else { OTHER };
+        let is_plain = kind.len() <= 32 && kind.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
+        let kind = if is_known || (known < KINDS && is_plain) { kind } else { OTHER };
         self.largest.entry(format!("length {kind}")).or_default();
         kind.to_string()
     }
@@ -354,18 +386,26 @@ mod tests {
             shard: "m".into(),
             server: server.into(),
             run_id: run_id.into(),
+            replid: "r".into(),
             database: 0,
             keys,
             scanned: 0,
             gone: 0,
             cursor: "0".into(),
             is_done: false,
+            is_here: false,
         }
     }
 
     fn key(name: &str, length: u64) -> Key {
-        let name = name.as_bytes().to_vec();
-        Key { name, kind: "string".into(), length: Some(length), memory: Some(length + 50), ttl_ms: None, heat: None }
+        Key {
+            name: name.as_bytes().to_vec(),
+            kind: "string".into(),
+            length: Some(length),
+            memory: Some(length + 50),
+            ttl: Ttl::Lasting,
+            heat: None,
+        }
     }
 
     fn shown(name: &[u8]) -> String {
@@ -375,7 +415,7 @@ mod tests {
     #[test]
     fn the_largest_are_kept_once_each() {
         let mut scan = Scan::new(Questions::default(), None);
-        let (at, _) = scan.part(part("s", "1", 1000));
+        let (at, _) = scan.claim(part("s", "1", 1000), &["r"]);
         let keys: Vec<Key> = (0..100).map(|n| key(&format!("k:{n}"), n * 7 % 100)).collect();
         scan.add(at, "5", 100, &keys, shown);
         scan.add(at, "0", 1, &[key("k:57", 99)], shown);
@@ -387,28 +427,62 @@ mod tests {
         assert_eq!((scan.parts[0].scanned, scan.parts[0].is_done), (101, true));
     }
 
-    #[test]
-    fn another_process_begins_again_and_the_same_goes_on() {
+    /// A walk of one key at `s`, saved and read again.
+    fn saved() -> Scan {
         let mut scan = Scan::new(Questions::default(), None);
-        let (at, _) = scan.part(part("s", "1", 1000));
+        let (at, _) = scan.claim(part("s", "1", 1000), &["r"]);
         scan.add(at, "17", 1, &[key("k:1", 5)], shown);
-        let text = scan.text();
-        let mut again = Scan::read(&text, Questions::default(), None).unwrap();
-        assert_eq!(again.part(part("s", "1", 1200)), (0, false));
-        assert_eq!((again.parts[0].keys, again.parts[0].cursor.as_str()), (1200, "17"));
-        let promoted = Part { shard: "s".into(), ..part("s", "1", 1200) };
-        assert_eq!(again.part(promoted), (0, false));
-        assert_eq!(again.keep(|part| part.shard == "s"), Vec::<String>::new());
-        assert_eq!((again.parts[0].shard.as_str(), again.parts[0].scanned), ("s", 1));
-        assert_eq!(again.keep(|part| part.shard == "m"), ["s"]);
-        assert_eq!((again.parts[0].sample().all, again.patterns.rows().len()), (0, 0));
-        for other in [part("s", "2", 1000), part("r", "1", 1000)] {
-            let mut restarted = Scan::read(&text, Questions::default(), None).unwrap();
-            assert_eq!(restarted.part(other.clone()), (0, true));
-            assert_eq!(restarted.parts, [other]);
-            assert_eq!(restarted.patterns.rows().len(), 0);
-            assert_eq!(restarted.largest["length string"], []);
+        Scan::read(&scan.text(), Questions::default(), None).unwrap()
+    }
+
+    #[test]
+    fn the_same_process_goes_on_also_after_a_failover() {
+        let mut scan = saved();
+        assert_eq!(scan.parts[0].sample().all, 0, "nobody has claimed it");
+        // It was promoted: its data set has another name, and the shard too.
+        let promoted = Part { shard: "s".into(), replid: "new".into(), ..part("s", "1", 1200) };
+        assert_eq!(scan.claim(promoted, &["new", "r"]), (0, false));
+        let there = &scan.parts[0];
+        assert_eq!((there.shard.as_str(), there.keys, there.cursor.as_str(), there.scanned), ("s", 1200, "17", 1));
+        assert_eq!(there.sample(), Sample { all: 1200, seen: 1 });
+    }
+
+    #[test]
+    fn another_process_or_data_set_begins_again() {
+        let others = [(part("s", "2", 1000), "r"), (part("t", "1", 1000), "r"), (part("s", "1", 1000), "x")];
+        for ((other, replid), is_of_this_run) in others.into_iter().flat_map(|o| [(o.clone(), false), (o, true)]) {
+            let mut scan = saved();
+            scan.parts[0].is_here = is_of_this_run;
+            let (at, has_lost) = scan.claim(Part { replid: replid.into(), ..other }, &[replid]);
+            assert_eq!((at, has_lost, scan.parts[at].scanned), (1, true, 0));
+            let counted: u64 = scan.parts.iter().map(|p| p.sample().seen).sum();
+            assert_eq!(counted, 0, "what is not of this run is not counted");
         }
+        // Where no process can be told from another.
+        let mut scan = Scan::new(Questions::default(), None);
+        scan.claim(part("s", "", 5), &["r"]);
+        scan.parts[0].is_here = false;
+        assert_eq!(scan.claim(part("s", "", 5), &["r"]).0, 1);
+    }
+
+    #[test]
+    fn a_database_that_is_empty_now_is_forgotten() {
+        let mut scan = saved();
+        scan.claim(part("s", "1", 1000), &["r"]);
+        scan.keep_databases("s", "1", &[3]);
+        assert_eq!((scan.parts[0].sample().all, scan.patterns.rows().len()), (0, 0));
+        let again = scan.claim(part("s", "1", 1000), &["r"]);
+        assert_eq!((again, scan.parts[1].is_done), ((1, false), false), "it is walked when it has keys again");
+    }
+
+    #[test]
+    fn what_is_not_at_its_end_is_never_nearly_complete() {
+        let mut scan = Scan::new(Questions::default(), None);
+        let (at, _) = scan.claim(part("s", "1", 10), &["r"]);
+        scan.add(at, "17", 1000, &[], shown);
+        assert!(scan.parts[at].sample().share() <= 0.95);
+        scan.add(at, "0", 1, &[], shown);
+        assert_eq!(scan.parts[at].sample().share(), 1.0);
     }
 
     #[test]
@@ -417,14 +491,16 @@ mod tests {
         let e = Scan::read(&scan.text(), Questions::default(), None).unwrap_err().to_string();
         assert_eq!(
             e,
-            "it was begun with --memory -n 3, and is asked for without options; give the same options, or another file"
+            "it was started for --memory -n 3; this run asks without options: use the same options, or another file"
         );
         for text in ["", "{}", "[1]", &scan.text().replace("keys-walk/1", "keys-walk/9")] {
             assert!(matches!(Scan::read(text, scan.questions, Some(3)), Err(ScanError::Damaged(_))), "{text}");
         }
         let mut full = Scan::new(Questions::default(), None);
-        let (at, _) = full.part(part("s", "1", 1000));
+        let (at, _) = full.claim(part("s", "1", 1000), &["r"]);
         full.add(at, "17", 1, &[key("k:1", 5)], shown);
+        let huge = Scan { parts: vec![Part { scanned: u64::MAX, ..full.parts[0].clone() }], ..full.clone() };
+        assert!(matches!(Scan::read(&huge.text(), Questions::default(), None), Err(ScanError::Damaged(_))));
         full.parts.clear();
         assert!(matches!(Scan::read(&full.text(), Questions::default(), None), Err(ScanError::Damaged(_))));
     }
@@ -432,10 +508,14 @@ mod tests {
     #[test]
     fn kinds_are_bounded() {
         let mut scan = Scan::new(Questions::default(), None);
-        let (at, _) = scan.part(part("s", "1", 1000));
+        let (at, _) = scan.claim(part("s", "1", 1000), &["r"]);
         for n in 0..100 {
             scan.add(at, "5", 1, &[Key { kind: format!("module{n}"), ..key("k", 1) }], shown);
         }
         assert_eq!(scan.largest.keys().filter(|name| name.starts_with("length ")).count(), KINDS + 1);
+        let mut scan = Scan::new(Questions::default(), None);
+        let (at, _) = scan.claim(part("s", "1", 1000), &["r"]);
+        scan.add(at, "5", 1, &[Key { kind: "\u{1b}[2Jx\nlist".into(), ..key("k", 1) }], shown);
+        assert_eq!(scan.largest.keys().collect::<Vec<_>>(), ["length other", "memory"]);
     }
 }

@@ -1,14 +1,17 @@
 //! The walk itself: one thread for each shard, SCAN and questions about each key, in measured steps.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use unslow_client::{Deployment, Error, ErrorKind, Options, ReadOnly, Value};
+use unslow_client::{Deployment, Error, ErrorKind, Options, ReadOnly, Target, Value};
 use unslow_probe::Salt;
-use unslow_topology::{DeploymentKind, Info, Role};
+use unslow_topology::{ClusterView, DeploymentKind, Info, Member, Role};
 
+use crate::estimate::Sample;
 use crate::places::{Shard, shards};
-use crate::scan::{Key, Part, Questions, Scan};
+use crate::scan::{Key, MOST_KEYS, Part, Questions, Scan, Ttl};
 use crate::walked::{Cost, Walked};
 
 /// How to walk.
@@ -33,6 +36,14 @@ const STEP: std::ops::RangeInclusive<u64> = 10..=200;
 const SLICE: Duration = Duration::from_millis(50);
 const HEAT: &[&[u8]] = &[b"OBJECT", b"FREQ"];
 const MEMORY: &[&[u8]] = &[b"MEMORY", b"USAGE"];
+/// How often it asks how many keys there are.
+const RECOUNT: Duration = Duration::from_secs(2);
+/// Databases of one server that are walked.
+const DATABASES: usize = 1_024;
+/// Discovery looks for no more.
+const MOST_SERVERS: usize = 1_000;
+/// Bytes of a name; a longer one is not asked about.
+const LONGEST_NAME: usize = 64 << 10;
 /// Connections that may be lost in a row.
 const TRIES: u32 = 5;
 /// What of the questions shows in the server's own count of commands.
@@ -65,28 +76,46 @@ pub fn walk(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Walked {
     let before = scan.parts.iter().map(|part| part.server.clone()).collect();
-    let shards = shards(&deployment.members, settings.on_masters || scan.questions.heat, &before);
-    let shared = Shared { deployment, settings, scan: Mutex::new(scan), walked: Mutex::default(), stop };
-    let is_its = |shard: &Shard, part: &Part| {
-        shard.master == part.shard || shard.servers.iter().any(|member| member.address == part.server)
+    let all = shards(&deployment.members, settings.on_masters || scan.questions.heat, &before);
+    let notes = deployment.notes.clone();
+    let shared = Shared {
+        deployment,
+        settings,
+        scan: Mutex::new(scan),
+        walked: Mutex::new(Walked { notes, ..Walked::default() }),
+        claimed: Mutex::default(),
+        misses: Mutex::default(),
+        slotless: Mutex::default(),
+        opening: AtomicUsize::new(all.iter().filter(|shard| shard.servers.len() > 1).count()),
+        stop,
     };
-    let gone = shared.scan().keep(|part| shards.iter().any(|shard| is_its(shard, part)));
-    if !gone.is_empty() {
-        shared.note(format!("what was seen of {} before is left out: the deployment has changed", gone.join(", ")));
+    if all.is_empty() || deployment.members.len() >= MOST_SERVERS {
+        shared.walked().missed += 1;
+        shared.note("not every master is known, so not all keys were looked at".into());
     }
-    if shards.is_empty() {
-        shared.walked.lock().unwrap_or_else(PoisonError::into_inner).missed += 1;
-        shared.note("no master is known, so no keys were looked at".into());
-    }
+    let shared = &shared;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = shards.iter().map(|shard| scope.spawn(|| shared.shard(shard))).collect();
-        while threads.iter().any(|thread| !thread.is_finished()) {
+        let spawn = |shard| std::thread::Builder::new().spawn_scoped(scope, move || shared.shard(shard));
+        let threads: Vec<_> = all.iter().map(spawn).collect();
+        for (shard, thread) in all.iter().zip(&threads) {
+            if let Err(e) = thread {
+                shared.miss(shard, &format!("no thread could be started: {e}"));
+            }
+        }
+        while threads.iter().flatten().any(|thread| !thread.is_finished()) {
             std::thread::sleep(SLICE);
-            let scan = shared.scan();
-            progress(scan.parts.iter().map(|p| p.scanned).sum(), scan.parts.iter().map(|p| p.keys).sum());
+            let samples: Vec<Sample> = shared.scan().parts.iter().map(Part::sample).collect();
+            let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).fold(0, u64::saturating_add);
+            progress(sum(|s| s.seen), sum(|s| s.all));
         }
     });
-    shared.walked.into_inner().unwrap_or_else(PoisonError::into_inner)
+    let slotless = shared.slotless.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+    let misses = std::mem::take(&mut *shared.misses.lock().unwrap_or_else(PoisonError::into_inner));
+    for (master, why) in misses.into_iter().filter(|(master, _)| !slotless.contains(master)) {
+        shared.walked().missed += 1;
+        shared.note(format!("keys of {master} were not looked at: {why}"));
+    }
+    std::mem::take(&mut *shared.walked())
 }
 
 struct Shared<'a, 's> {
@@ -94,6 +123,15 @@ struct Shared<'a, 's> {
     settings: &'a Settings,
     scan: Mutex<&'s mut Scan>,
     walked: Mutex<Walked>,
+    /// Data sets by their name, and the shard that walks each: one server may be known by two addresses.
+    claimed: Mutex<BTreeMap<String, String>>,
+    /// Shards of which no server could be walked, and why.
+    misses: Mutex<Vec<(String, String)>>,
+    /// Masters of a cluster that own no slots, and so have no keys: mostly those that were replaced. `None` before
+    /// one was asked.
+    slotless: Mutex<Option<BTreeSet<String>>>,
+    /// Shards with replicas that have not tried to open a server.
+    opening: AtomicUsize,
     stop: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -101,7 +139,6 @@ struct Shared<'a, 's> {
 struct Server {
     address: String,
     role: Role,
-    run_id: String,
     connection: ReadOnly,
     questions: Questions,
     /// What SELECT chose.
@@ -109,7 +146,18 @@ struct Server {
     /// Parts of the scan that are its.
     parts: Vec<usize>,
     /// Its own count of time spent on our commands before us, in us.
-    spent_us: u64,
+    spent_us: Option<u64>,
+    /// What it has refused, and how: each question once.
+    refused: BTreeMap<&'static str, String>,
+    /// When the last step began.
+    step: Instant,
+}
+
+/// Why a shard is not walked from here.
+enum Closed {
+    /// Another shard's thread walks the same data.
+    Twice,
+    Failed(String),
 }
 
 impl<'s> Shared<'_, 's> {
@@ -117,11 +165,19 @@ impl<'s> Shared<'_, 's> {
         self.scan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn walked(&self) -> MutexGuard<'_, Walked> {
+        self.walked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn note(&self, text: String) {
-        let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut walked = self.walked();
         if !walked.notes.contains(&text) {
             walked.notes.push(text);
         }
+    }
+
+    fn miss(&self, shard: &Shard, why: &str) {
+        self.misses.lock().unwrap_or_else(PoisonError::into_inner).push((shard.master.clone(), why.into()));
     }
 
     fn should_end(&self) -> bool {
@@ -139,58 +195,99 @@ impl<'s> Shared<'_, 's> {
         }
     }
 
+    /// Walks a shard, through lost connections and restarts, as long as it gets on.
     fn shard(&self, shard: &Shard) {
-        let mut lost = 0;
-        while !self.should_end() {
-            let Some(mut server) = self.server(shard) else { return };
-            let before = self.scanned(&server);
-            let begun = Instant::now();
-            let ended = self.parts(&mut server);
-            self.count(&mut server, begun);
-            match ended {
-                Ok(()) => return,
-                Err(e) if e.is_fatal() && lost < TRIES => {
-                    lost = if self.scanned(&server) > before { 1 } else { lost + 1 };
-                    self.rest(Duration::from_millis(200 << lost));
-                }
-                Err(e) => return self.note(format!("{}: {}{}", server.address, e.message, hint(&e))),
+        if shard.servers.len() == 1 {
+            // A master that two addresses lead to is walked at its replica.
+            while self.opening.load(Ordering::Acquire) > 0 && !self.should_end() {
+                std::thread::sleep(SLICE / 10);
             }
+        }
+        let mut failures = 0;
+        let mut has_begun = false;
+        loop {
+            let opened = if self.should_end() { None } else { Some(self.server(shard)) };
+            if !has_begun && shard.servers.len() > 1 {
+                self.opening.fetch_sub(1, Ordering::AcqRel);
+            }
+            let why = match opened {
+                None if has_begun => return,
+                None => return self.miss(shard, "the walk ended before"),
+                Some(Err(Closed::Twice)) => return,
+                Some(Err(Closed::Failed(why))) if !has_begun => return self.miss(shard, &why),
+                Some(Err(Closed::Failed(why))) => why,
+                Some(Ok(mut server)) => {
+                    has_begun = true;
+                    let before = self.scanned(&server);
+                    let begun = Instant::now();
+                    let ended = self.parts(&mut server);
+                    self.count(&mut server, begun);
+                    let Err(e) = ended else { return };
+                    if self.scanned(&server) > before {
+                        failures = 0;
+                    }
+                    let why = format!("{}: {}{}", server.address, e.message, hint(&e));
+                    if !e.is_fatal() && !is_passing(&e) {
+                        return self.note(why);
+                    }
+                    // What did not answer in time has had its share as well.
+                    self.rest(server.step.elapsed() * REST);
+                    why
+                }
+            };
+            failures += 1;
+            if failures > TRIES {
+                return self.note(format!("the walk of {} ended early: {why}", shard.master));
+            }
+            self.rest(Duration::from_millis(200 << failures));
         }
     }
 
     fn scanned(&self, server: &Server) -> u64 {
         let scan = self.scan();
-        server.parts.iter().map(|at| scan.parts[*at].scanned).sum()
+        server.parts.iter().map(|at| scan.parts[*at].scanned).fold(0, u64::saturating_add)
     }
 
     /// The first server of a shard that can be walked, with its parts in the scan.
-    fn server(&self, shard: &Shard) -> Option<Server> {
+    fn server(&self, shard: &Shard) -> Result<Server, Closed> {
         let mut why = Vec::new();
         for member in &shard.servers {
             match self.open(member, &shard.master) {
-                Ok(server) => return Some(server),
-                Err(text) => why.push(format!("{}: {text}", member.address)),
+                Err(Closed::Failed(text)) => why.push(format!("{}: {text}", member.address)),
+                other => return other,
             }
         }
-        self.walked.lock().unwrap_or_else(PoisonError::into_inner).missed += 1;
-        self.note(format!("keys of {} were not looked at: {}", shard.master, why.join("; ")));
-        None
+        Err(Closed::Failed(why.join("; ")))
     }
 
-    fn open(&self, member: &unslow_topology::Member, master: &str) -> Result<Server, String> {
-        let said = |e: Error| format!("{}{}", e.message, hint(&e));
-        let target = self.deployment.target_of(member);
+    fn open(&self, member: &Member, master: &str) -> Result<Server, Closed> {
+        let said = |e: Error| Closed::Failed(format!("{}{}", e.message, hint(&e)));
+        // SELECT comes with each step that needs it.
+        let target = Target { db: 0, ..self.deployment.target_of(member) };
         let mut connection = ReadOnly::open_for_keys(&target, &self.settings.options).map_err(said)?;
         let info = Info::parse(&connection.call(&["INFO"]).map_err(said)?.text().unwrap_or_default());
         if let Some(why) = unfit(&info) {
-            return Err(why.into());
+            return Err(Closed::Failed(why.into()));
         }
-        if self.deployment.kind == DeploymentKind::Cluster && member.role == Role::Replica {
+        let id = |name: &str| info.get(name).unwrap_or_default().to_string();
+        let (run_id, replid, replid2) = (id("run_id"), id("master_replid"), id("master_replid2"));
+        let data = if replid.is_empty() { run_id.clone() } else { replid.clone() };
+        if !data.is_empty() {
+            let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+            if claimed.entry(data).or_insert_with(|| master.to_string()) != master {
+                return Err(Closed::Twice);
+            }
+        }
+        if self.deployment.kind == DeploymentKind::Cluster {
+            // Also to a master: it may become a replica meanwhile.
             connection.call(&["READONLY"]).map_err(said)?;
+            self.learn_slots(&mut connection);
         }
-        if info.redis_level() >= (7, 2) {
-            // Where it is denied, keys that are looked at count as used.
-            let _ = connection.call(&["CLIENT", "NO-TOUCH", "ON"]);
+        let mut refused = BTreeMap::new();
+        if info.redis_level() >= (7, 2)
+            && let Err(e) = connection.call(&["CLIENT", "NO-TOUCH", "ON"])
+        {
+            refused.insert("CLIENT NO-TOUCH", e.message);
         }
         let mut questions = self.scan().questions;
         let policy = info.get("maxmemory_policy").unwrap_or("unknown").to_string();
@@ -202,46 +299,68 @@ impl<'s> Shared<'_, 's> {
                 member.address
             ));
         }
-        let run_id = info.get("run_id").unwrap_or_default().to_string();
-        let spent_us = spent_us(&mut connection).unwrap_or_default();
+        let spent_us = spent_us(&mut connection);
         let mut server = Server {
             address: member.address.clone(),
             role: member.role,
-            run_id,
             connection,
             questions,
             database: 0,
             parts: Vec::new(),
             spent_us,
+            refused,
+            step: Instant::now(),
         };
-        self.join(&mut server, master, &info);
+        self.join(&mut server, master, &info, &run_id, [&replid, &replid2]);
         Ok(server)
     }
 
+    /// Learns which masters own no slots.
+    fn learn_slots(&self, connection: &mut ReadOnly) {
+        let mut slotless = self.slotless.lock().unwrap_or_else(PoisonError::into_inner);
+        if slotless.is_none()
+            && let Ok(text) = connection.call(&["CLUSTER", "NODES"])
+            && let Ok(view) = ClusterView::parse(&text.text().unwrap_or_default())
+        {
+            let without = view.nodes.into_iter().filter(|node| node.is("master") && node.slots.is_empty());
+            *slotless = Some(without.map(|node| node.address).collect());
+        }
+    }
+
     /// Adds the databases that have keys to the scan, or finds them there.
-    fn join(&self, server: &mut Server, master: &str, info: &Info) {
+    fn join(&self, server: &mut Server, master: &str, info: &Info, run_id: &str, replids: [&str; 2]) {
         let mut scan = self.scan();
-        for (database, keys) in databases(info) {
-            if scan.database.is_some_and(|wanted| wanted != database) {
-                continue;
-            }
+        let mut all = databases(info);
+        all.retain(|(database, _)| scan.database.is_none_or(|wanted| wanted == *database));
+        if all.len() > DATABASES {
+            all.truncate(DATABASES);
+            self.note(format!("{} has more than {DATABASES} databases with keys; no others were seen", server.address));
+        }
+        let names: Vec<u32> = all.iter().map(|(database, _)| *database).collect();
+        scan.keep_databases(&server.address, run_id, &names);
+        for (database, keys) in all {
             let wanted = Part {
                 shard: master.to_string(),
                 server: server.address.clone(),
-                run_id: server.run_id.clone(),
+                run_id: run_id.to_string(),
+                replid: replids[0].to_string(),
                 database,
                 keys,
                 scanned: 0,
                 gone: 0,
                 cursor: "0".into(),
                 is_done: false,
+                is_here: false,
             };
-            let (at, has_lost) = scan.part(wanted);
+            let (at, has_lost) = scan.claim(wanted, &replids);
             if has_lost {
                 self.note(format!(
-                    "database {database} of {master} begins again: what was seen before was seen at another server, or \
-                     before a restart"
+                    "database {database} of {master} is walked from its beginning: the saved part was of another \
+                     server, or of this one before it was restarted"
                 ));
+            }
+            if scan.parts[at].is_done {
+                self.walked().done_before += 1;
             }
             server.parts.push(at);
         }
@@ -251,6 +370,7 @@ impl<'s> Shared<'_, 's> {
     fn parts(&self, server: &mut Server) -> Result<(), Error> {
         let rate = self.settings.rate;
         let step = ((rate / STEPS) as u64).clamp(*STEP.start(), *STEP.end());
+        let mut counted = Instant::now();
         while !self.should_end() {
             let next = {
                 let scan = self.scan();
@@ -260,9 +380,21 @@ impl<'s> Shared<'_, 's> {
                 next.map(|at| (at, scan.parts[at].database, scan.parts[at].cursor.clone()))
             };
             let Some((part, database, cursor)) = next else { return Ok(()) };
-            let begun = Instant::now();
-            let (cursor, handed, keys) = server.step(database, &cursor, step)?;
-            let took = begun.elapsed();
+            server.step = Instant::now();
+            if counted.elapsed() > RECOUNT {
+                self.recount(server)?;
+                counted = Instant::now();
+            }
+            match server.select(database) {
+                Err(e) if !e.is_fatal() && !is_passing(&e) => {
+                    self.note(format!("database {database} of {}: {}{}", server.address, e.message, hint(&e)));
+                    server.parts.retain(|at| *at != part);
+                    continue;
+                }
+                other => other?,
+            }
+            let (cursor, handed, keys) = server.step(&cursor, step)?;
+            let took = server.step.elapsed();
             self.scan().add(part, &cursor, handed, &keys, |name| self.settings.salt.hide(name));
             let by_rate = Duration::from_secs_f64(handed.max(1) as f64 / rate).saturating_sub(took);
             self.rest(by_rate.max(took * REST));
@@ -270,29 +402,49 @@ impl<'s> Shared<'_, 's> {
         Ok(())
     }
 
+    /// How many keys there are changes as it walks.
+    fn recount(&self, server: &mut Server) -> Result<(), Error> {
+        let info = Info::parse(&server.connection.call(&["INFO", "keyspace"])?.text().unwrap_or_default());
+        let all: BTreeMap<u32, u64> = databases(&info).into_iter().collect();
+        let mut scan = self.scan();
+        for at in &server.parts {
+            let part = &mut scan.parts[*at];
+            if !part.is_done {
+                part.keys = all.get(&part.database).copied().unwrap_or(0);
+            }
+        }
+        Ok(())
+    }
+
     fn count(&self, server: &mut Server, begun: Instant) {
+        for (question, why) in std::mem::take(&mut server.refused) {
+            self.note(format!("{}: {question} was refused, so what it tells is not known: {why}", server.address));
+        }
         let seconds = begun.elapsed().as_secs_f64();
-        let Some(after) = spent_us(&mut server.connection) else { return };
-        let spent = after.saturating_sub(server.spent_us) as f64 / 1e6;
-        let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
-        walked.costs.push(Cost {
+        let after = spent_us(&mut server.connection);
+        let spent = server.spent_us.zip(after).map(|(before, after)| after.saturating_sub(before) as f64 / 1e6);
+        self.walked().costs.push(Cost {
             server: server.address.clone(),
             role: server.role,
             commands: server.connection.commands,
             seconds,
-            share_of_core_at_most: spent / seconds.max(1e-3),
+            core_share_in_commands: spent.map(|spent| spent / seconds.max(1e-3)),
         });
     }
 }
 
 impl Server {
-    /// One SCAN, and what is asked about its keys: the new cursor, how many keys were handed out, and those that are
-    /// still there.
-    fn step(&mut self, database: u32, cursor: &str, count: u64) -> Result<(String, u64, Vec<Key>), Error> {
+    fn select(&mut self, database: u32) -> Result<(), Error> {
         if self.database != database {
             self.connection.call(&["SELECT", &database.to_string()])?;
             self.database = database;
         }
+        Ok(())
+    }
+
+    /// One SCAN, and what is asked about its keys: the new cursor, how many keys were handed out, and those that are
+    /// still there.
+    fn step(&mut self, cursor: &str, count: u64) -> Result<(String, u64, Vec<Key>), Error> {
         let answer = self.connection.call(&["SCAN", cursor, "COUNT", &count.to_string()])?;
         let unreadable =
             || Error::new(ErrorKind::Reply, "SCAN was answered with something else than a cursor and keys");
@@ -300,11 +452,23 @@ impl Server {
         let next = next.text().filter(|c| c.len() <= 20 && !c.is_empty() && c.bytes().all(|b| b.is_ascii_digit()));
         let next = next.ok_or_else(unreadable)?;
         let names: Vec<&[u8]> = names.items().iter().filter_map(bytes).collect();
-        let keys = self.describe(&names)?;
+        let mut keys = Vec::new();
+        let mut is_moved = names.len() >= *STEP.start() as usize;
+        for some in names.chunks(*STEP.end() as usize) {
+            let short: Vec<&[u8]> = some.iter().copied().filter(|name| name.len() <= LONGEST_NAME).collect();
+            if short.len() < some.len() {
+                self.refused.entry("names").or_insert_with(|| format!("some are longer than {LONGEST_NAME} bytes"));
+            }
+            is_moved &= !self.describe(&short, &mut keys)?;
+        }
+        if is_moved && keys.is_empty() {
+            return Err(Error::new(ErrorKind::Closed, "all keys of a step were elsewhere: its slots have moved"));
+        }
         Ok((next, names.len() as u64, keys))
     }
 
-    fn describe(&mut self, names: &[&[u8]]) -> Result<Vec<Key>, Error> {
+    /// Adds what is known of keys that are there. Whether one of them was not said to have moved.
+    fn describe(&mut self, names: &[&[u8]], keys: &mut Vec<Key>) -> Result<bool, Error> {
         // What looks at a key comes before what uses it.
         let mut questions: Vec<&[&[u8]]> = Vec::new();
         questions.extend(self.questions.heat.then_some(HEAT));
@@ -316,28 +480,46 @@ impl Server {
         };
         let all: Vec<Vec<Vec<u8>>> =
             names.iter().flat_map(|name| questions.iter().map(|words| command(words, name))).collect();
-        let mut answers = self.connection.pipeline(&all)?.into_iter();
-        let mut keys = Vec::new();
+        let mut answers = if all.is_empty() { Vec::new() } else { self.connection.pipeline(&all)? }.into_iter();
+        let (mut stays, from) = (false, keys.len());
         for name in names {
             let mut next = |asked: bool| if asked { answers.next() } else { None };
-            let heat = next(self.questions.heat).and_then(number);
-            let kind = next(true);
-            let ttl = next(true).and_then(Result::ok).and_then(|v| v.integer());
-            let memory = next(self.questions.memory).and_then(number);
+            let (heat, kind) = (next(self.questions.heat), next(true));
+            let (ttl, memory) = (next(true), next(self.questions.memory));
             let kind = match kind {
                 Some(Ok(kind)) => kind.text().unwrap_or_default(),
-                Some(Err(e)) if e.kind == ErrorKind::Denied => return Err(e),
-                _ => continue,
+                Some(Err(e)) if e.redirect().is_some() => continue,
+                Some(Err(e)) => return Err(e),
+                None => continue,
             };
-            // Gone since SCAN: deleted, expired, or moved to another node.
+            stays = true;
+            let ttl = self.integer("PTTL", ttl);
+            // Gone since SCAN: deleted, or expired.
             if kind == "none" || ttl == Some(-2) || kind.is_empty() {
                 continue;
             }
-            let ttl_ms = ttl.and_then(|ms| u64::try_from(ms).ok());
-            keys.push(Key { name: name.to_vec(), kind, length: None, memory, ttl_ms, heat });
+            let ttl = ttl.map_or(Ttl::Unknown, |ms| u64::try_from(ms).map_or(Ttl::Lasting, Ttl::Ms));
+            let unsigned = |n: Option<i64>| n.and_then(|n| u64::try_from(n).ok());
+            let heat = unsigned(heat.and_then(|heat| self.integer("OBJECT FREQ", Some(heat))));
+            let memory = unsigned(memory.and_then(|memory| self.integer("MEMORY USAGE", Some(memory))));
+            keys.push(Key { name: name.to_vec(), kind, length: None, memory, ttl, heat });
         }
-        self.measure(&mut keys)?;
-        Ok(keys)
+        self.measure(&mut keys[from..])?;
+        Ok(stays)
+    }
+
+    /// The number of an answer. A refusal is remembered, once for each question.
+    fn integer(&mut self, question: &'static str, answer: Option<Result<Value, Error>>) -> Option<i64> {
+        match answer? {
+            Ok(value) => value.integer(),
+            Err(e) => {
+                // Gone, or moved: TYPE was asked a moment earlier.
+                if e.redirect().is_none() && e.code() != Some("WRONGTYPE") && !e.message.contains("no such key") {
+                    self.refused.entry(question).or_insert(e.message);
+                }
+                None
+            }
+        }
     }
 
     fn measure(&mut self, keys: &mut [Key]) -> Result<(), Error> {
@@ -345,16 +527,22 @@ impl Server {
         for (at, key) in keys.iter().enumerate() {
             let Some(question) = length_of(&key.kind) else { continue };
             commands.push(vec![question.as_bytes().to_vec(), key.name.clone()]);
-            of.push(at);
+            of.push((at, question));
         }
         if commands.is_empty() {
             return Ok(());
         }
-        for (at, answer) in of.into_iter().zip(self.connection.pipeline(&commands)?) {
-            keys[at].length = number(answer);
+        for ((at, question), answer) in of.into_iter().zip(self.connection.pipeline(&commands)?) {
+            keys[at].length = self.integer(question, Some(answer)).and_then(|n| u64::try_from(n).ok());
         }
         Ok(())
     }
+}
+
+/// What passes by itself: a long script, a data set that is being read, a master that is away, a cluster that is down.
+fn is_passing(e: &Error) -> bool {
+    e.kind == ErrorKind::Loading
+        || matches!(e.code(), Some("BUSY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN"))
 }
 
 /// What tells the length of a key of this type, in constant time.
@@ -368,10 +556,6 @@ fn length_of(kind: &str) -> Option<&'static str> {
         "stream" => "XLEN",
         _ => return None,
     })
-}
-
-fn number(answer: Result<Value, Error>) -> Option<u64> {
-    answer.ok()?.integer().and_then(|n| u64::try_from(n).ok())
 }
 
 fn bytes(value: &Value) -> Option<&[u8]> {
@@ -391,7 +575,7 @@ fn spent_us(connection: &mut ReadOnly) -> Option<u64> {
 /// Why keys of this server would not be those of its shard.
 fn unfit(info: &Info) -> Option<&'static str> {
     if info.get("loading").is_some_and(|n| n != "0") {
-        return Some("it reads its data set");
+        return Some("it is loading its data set");
     }
     if info.role() == Some("slave") && info.get("master_link_status") != Some("up") {
         return Some("its link to the master is down");
@@ -403,7 +587,7 @@ fn unfit(info: &Info) -> Option<&'static str> {
 fn databases(info: &Info) -> Vec<(u32, u64)> {
     let of = |(name, text): (&str, &str)| {
         let keys = text.split(',').find_map(|part| part.strip_prefix("keys="))?;
-        Some((name.parse().ok()?, keys.parse().ok()?))
+        Some((name.parse().ok()?, keys.parse::<u64>().ok()?.min(MOST_KEYS)))
     };
     info.prefixed("db").filter_map(of).collect()
 }

@@ -9,6 +9,8 @@ pub struct Walked {
     pub costs: Vec<Cost>,
     /// Shards of which no server could be walked.
     pub missed: usize,
+    /// Parts that had been seen to their end before.
+    pub done_before: usize,
     /// What stayed unseen, and why.
     pub notes: Vec<String>,
 }
@@ -20,6 +22,7 @@ pub struct Cost {
     pub role: Role,
     pub commands: u64,
     pub seconds: f64,
-    /// Of one core, by the server's own count of the commands that were sent. Others may have sent the same.
-    pub share_of_core_at_most: f64,
+    /// Share of one core that the server spent in commands as ours, by its own count; others may have sent the same.
+    /// Reading and answering them is not in it. `null` where the server could not be asked at the end.
+    pub core_share_in_commands: Option<f64>,
 }

@@ -31,3 +31,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
 /// Those that write nothing; of all others that is not known before the server was asked.
 pub const READS: &[&str] =
     &["GET", "EXISTS", "TTL", "STRLEN", "HGET", "HGETALL", "LRANGE", "SISMEMBER", "ZRANGE", "PUBLISH", "PING"];
+
+/// Their names.
+pub fn built_in_names() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name)
+}

@@ -29,6 +29,7 @@ mod worker;
 mod workload;
 
 pub use arrivals::Arrivals;
+pub use built_in::built_in_names;
 pub use compare::{Bounds, Comparison, Difference, Side, compare};
 pub use error::{
     BadRecording, Error, GeneratorError, Interrupted, LogError, RecordingError, SettingsError, TemplateError, Unfit,

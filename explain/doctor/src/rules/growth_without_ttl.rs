@@ -8,8 +8,8 @@
 //! to the people who run it; growth without a limit (`no_memory_limit`); client buffers (`client_memory`), which are
 //! not keys; a server that is already full (`out_of_memory`).
 //!
-//! How to confirm: run `INFO keyspace` twice: keys and expires; `INFO memory` used_memory; `unslow keys URL --format json`
-//! to see which keys have no TTL, and the doctor with `--keys` of that file, which then names them here.
+//! How to confirm: run `INFO keyspace` twice: keys and expires; `INFO memory` used_memory. `unslow keys URL --format
+//! json` finds out which keys have no TTL; given to the doctor with `--keys`, it names them here.
 //!
 //! What to do: set a TTL where the key is written; delete what is never read; then add memory.
 //! Sources: INFO keyspace, used_memory, maxmemory.
