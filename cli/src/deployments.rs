@@ -181,14 +181,21 @@ pub fn read(path: &Path) -> anyhow::Result<Deployments> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let around = fs::metadata(dir).with_context(|| dir.display().to_string())?;
     // In a sticky directory others cannot replace the file.
-    let is_open = around.mode() & 0o022 != 0 && around.mode() & 0o1000 == 0;
-    if !is_ours(&there) || there.mode() & 0o022 != 0 || !is_ours(&around) || is_open {
+    let is_open = is_for_others(&around) && around.mode() & 0o1000 == 0;
+    if !is_ours(&there) || is_for_others(&there) || !is_ours(&around) || is_open {
         let user = std::env::var("USER").unwrap_or_else(|_| "root".into());
         bail!("{}: other users can change it; make it and its directory your own: chown {user}, chmod go-w", named());
     }
     let mut text = String::new();
     file.read_to_string(&mut text).with_context(named)?;
     parse(&text, dir, &Zoned::now()).with_context(named)
+}
+
+/// Whether others can write it. A group that is called like its user (their numbers are the same) has no one else in
+/// it.
+fn is_for_others(there: &fs::Metadata) -> bool {
+    let is_private = there.gid() != 0 && there.gid() == there.uid();
+    there.mode() & if is_private { 0o002 } else { 0o022 } != 0
 }
 
 /// Whether it belongs to root or to the user.

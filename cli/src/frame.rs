@@ -46,7 +46,10 @@ pub mod tests {
             assert_eq!(colour_in(tag), None, "a colour outside the frame: <{tag}>");
         }
         for table in body.match_indices("<table").map(|(at, _)| at) {
-            assert!(body[..table].ends_with("<div class=\"wide\">"), "a table without a box: {:.200}", &body[table..]);
+            // A box that scrolls is reached by the keyboard, and has a name.
+            let box_of = body[..table].rfind('<').map(|at| &body[at..table]).unwrap_or_default();
+            let is_box = box_of.starts_with("<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"");
+            assert!(is_box && box_of.ends_with("\">"), "a table without a box: {:.200}", &body[table..]);
         }
         for name in style.split("var(").chain(body.split("var(")).filter_map(|t| t.split_once(')')).map(|(n, _)| n) {
             let is_named = !name.starts_with("--") || FRAME.contains(&format!("{name}: #"));

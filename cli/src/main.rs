@@ -128,9 +128,10 @@ fn with_deployment(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     };
     let ids = ["url", "urls", "against"].into_iter();
     let urls: Vec<&String> = ids.filter_map(|id| of.try_get_many::<String>(id).ok().flatten()).flatten().collect();
+    let is_compared = of.try_get_one::<String>("against").is_ok_and(|against| against.is_some());
     match urls[..] {
         _ if !urls.iter().any(|url| url.starts_with('@')) => Ok(words.clone()),
-        [name] if !of.try_contains_id("server_uri").is_ok_and(|is| is) => {
+        [name] if !is_compared && !of.try_contains_id("server_uri").is_ok_and(|is| is) => {
             let name = &name[1..];
             let path = deployments::path(None)?;
             let all = deployments::read(&path)?;

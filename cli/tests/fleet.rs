@@ -16,6 +16,7 @@ use unslow_testkit::wait::until_ok;
 fn written(dir: &Path, text: &str) -> PathBuf {
     let path = dir.join("unslow.toml");
     std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     path
 }
 
@@ -176,6 +177,8 @@ fn a_name_reaches_what_its_file_says() {
         (&["keys", "@lockde"][..], "did you mean \"locked\""),
         (&["record", "@locked", "redis://127.0.0.1:1", "--dir", "/nowhere"], "its user and password would go"),
         (&["doctor", "@locked", "127.0.0.1:1"], "its user and password would go"),
+        (&["bench", "-p", "1", "--against", "@locked"], "its user and password would go"),
+        (&["bench", "--against=@locked"], "its user and password would go"),
         (&["bench", "127.0.0.1:1", "--against", "@locked"], "its user and password would go"),
         (&["keys", "-u", "@locked"], "a name stands only in place of the URL"),
         (&["doctor", "--print-acl", "@locked"], "a name stands only in place of the URL"),

@@ -11,7 +11,8 @@ pub fn browser() -> &'static str {
     known.find(is_here).expect("no Chromium; make tools installs it")
 }
 
-/// What a browser makes of a page, after a look that the page asks nobody outside for anything.
+/// What a browser makes of a page, after a look that the page asks nobody outside for anything, fits a desk and a
+/// telephone, and has no violation that axe-core knows.
 #[track_caller]
 pub fn browse(page: &Path) -> String {
     let text = std::fs::read_to_string(page).expect("the page was written");
@@ -36,5 +37,15 @@ pub fn browse(page: &Path) -> String {
         .arg(format!("file://{}", page.display()))
         .output()
         .expect("the browser runs");
+    inspect(page);
     String::from_utf8_lossy(&dom.stdout).into_owned()
+}
+
+#[track_caller]
+fn inspect(page: &Path) {
+    let mut node = Command::new("node");
+    node.arg("inspect.cjs").arg(browser()).arg(page).current_dir(crate::clients::page());
+    let output = node.output().expect("make tools");
+    let found = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(found.trim(), "[]", "{}: {}", page.display(), String::from_utf8_lossy(&output.stderr));
 }

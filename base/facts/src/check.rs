@@ -119,7 +119,7 @@ fn keys_seen(seen: &KeysSeen) -> Result<(), Impossible> {
     within(seen.scanned as f64, 0.0, COUNTED, "scanned of keys_seen")?;
     seen.patterns.iter().try_for_each(|pattern| {
         within(pattern.keys, 0.0, COUNTED, "keys of a pattern")?;
-        within(pattern.lasting_share, 0.0, 1.0, "lasting_share of a pattern")?;
+        within(pattern.lasting_share.unwrap_or(0.0), 0.0, 1.0, "lasting_share of a pattern")?;
         within(pattern.memory.unwrap_or(0.0), 0.0, LARGEST_BYTES, "memory of a pattern")
     })
 }

@@ -21,8 +21,8 @@ pub struct KeyPattern {
     pub pattern: String,
     /// An estimate for all keys.
     pub keys: f64,
-    /// Of these, how many have no time to live, between 0 and 1.
-    pub lasting_share: f64,
+    /// Of these, how many have no time to live, between 0 and 1; `None` where the server would not say.
+    pub lasting_share: Option<f64>,
     /// In bytes, an estimate; `None` where it was not asked for.
     pub memory: Option<f64>,
 }

@@ -325,6 +325,9 @@ impl Bench {
         if self.tests.is_empty() {
             return self.run_test(None, output);
         }
+        if let Some(twice) = (1..self.tests.len()).find(|at| self.tests[..*at].contains(&self.tests[*at])) {
+            bail!("-t: {} stands there twice; --repeat measures a command several times", self.tests[twice]);
+        }
         if let Some(number) = self.tests.iter().find(|test| test.parse::<u32>().is_ok()) {
             bail!("-t takes names of commands, such as set,get; for threads: --threads {number}");
         }
@@ -333,9 +336,10 @@ impl Bench {
             bail!("-t: no built-in command is called {unknown}{}", did_you_mean(unknown, &names));
         }
         let mut status = 0;
-        for test in &self.tests {
+        for (number, test) in self.tests.iter().enumerate() {
             if unslow_interrupt::asked() {
-                break;
+                output.note(&format!("interrupted; not run: {}", self.tests[number..].join(", ")));
+                return Ok(2);
             }
             if !self.csv && self.tests.len() > 1 {
                 output.print(&format!("-- {test}\n"))?;

@@ -90,10 +90,8 @@ mod tests {
         };
         let page = render(&[told]).expect("a page");
         assert_framed(&page);
-        assert!(
-            page.contains("<details><summary>before</summary><div class=\"flame\"><svg><text>main</text>"),
-            "{page}"
-        );
+        assert!(page.contains("<details><summary>before</summary><div class=\"flame\" tabindex=\"0\""), "{page}");
+        assert!(page.contains("\"><svg><text>main</text>"), "{page}");
         assert!(page.contains("<td>TCP</td><td>1 ms</td>"), "{page}");
     }
 }

@@ -31,7 +31,7 @@ struct Server {
 struct Pattern {
     pattern: String,
     keys: Estimate,
-    lasting_share: f64,
+    lasting_share: Option<f64>,
     memory: Option<Estimate>,
 }
 

@@ -104,7 +104,9 @@ impl KeysArguments {
         let mut walked = walk(&deployment, &settings, &mut scan, &|| guard.asked(), &mut progress);
         drop(spinner);
         let here = scan.parts.iter().filter(|part| part.is_here);
-        if here.clone().all(|part| part.scanned == 0 && !part.is_done) && !walked.notes.is_empty() {
+        let is_seen = here.clone().any(|part| part.scanned > 0 || part.is_done);
+        let is_there = walked.missed > 0 || here.clone().any(|part| part.keys > 0);
+        if !is_seen && is_there && !walked.notes.is_empty() {
             // The file keeps what an earlier walk has seen.
             bail!("no keys could be looked at: {}", walked.notes.join("; "));
         }
@@ -158,7 +160,8 @@ fn save(path: &Path, scan: &Scan) -> anyhow::Result<()> {
     let what = || path.display().to_string();
     let opened = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path).with_context(what)?;
     if opened.metadata().with_context(what)?.is_file() {
-        opened.set_permissions(std::fs::Permissions::from_mode(0o600)).with_context(what)?;
+        // Of another user's file that cannot be done, and is theirs to decide.
+        let _ = opened.set_permissions(std::fs::Permissions::from_mode(0o600));
     }
     drop(opened);
     files::write(path, &scan.text())

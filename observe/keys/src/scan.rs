@@ -279,6 +279,9 @@ impl Scan {
             is_process && p.database == wanted.database && replids.contains(&p.replid.as_str())
         };
         if let Some(at) = self.parts.iter().position(is_at) {
+            for (other, part) in self.parts.iter_mut().enumerate() {
+                part.is_here &= other == at || part.shard != wanted.shard || part.database != wanted.database;
+            }
             let there = &mut self.parts[at];
             let keys = if there.is_done { there.keys } else { wanted.keys };
             (there.shard, there.replid, there.keys, there.is_here) = (wanted.shard, wanted.replid, keys, true);
@@ -298,6 +301,11 @@ impl Scan {
         }
         self.parts.push(Part { is_here: true, ..wanted });
         (self.parts.len() - 1, has_lost)
+    }
+
+    /// Of a shard that is opened anew: what still belongs to it is claimed again.
+    pub(crate) fn leave(&mut self, shard: &str) {
+        self.parts.iter_mut().filter(|part| part.shard == shard).for_each(|part| part.is_here = false);
     }
 
     /// Forgets databases of a server that have no keys any more.
@@ -463,6 +471,19 @@ mod tests {
         scan.claim(part("s", "", 5), &["r"]);
         scan.parts[0].is_here = false;
         assert_eq!(scan.claim(part("s", "", 5), &["r"]).0, 1);
+    }
+
+    #[test]
+    fn a_shard_that_goes_back_to_a_server_is_counted_once() {
+        let mut scan = Scan::new(Questions::default(), None);
+        for (server, at) in [("a", 0), ("b", 1), ("a", 0)] {
+            assert_eq!(scan.claim(part(server, server, 1000), &["r"]).0, at);
+            scan.add(at, "17", 1, &[key("k:1", 5)], shown);
+            let here: Vec<usize> = (0..scan.parts.len()).filter(|at| scan.parts[*at].is_here).collect();
+            assert_eq!(here, [at]);
+        }
+        scan.leave("m");
+        assert!(scan.parts.iter().all(|part| !part.is_here), "all of its keys may be gone");
     }
 
     #[test]

@@ -40,6 +40,10 @@ const MEMORY: &[&[u8]] = &[b"MEMORY", b"USAGE"];
 const RECOUNT: Duration = Duration::from_secs(2);
 /// Databases of one server that are walked.
 const DATABASES: usize = 1_024;
+/// How long a master without replicas waits for others to say that it is theirs.
+const ALIASES: Duration = Duration::from_secs(1);
+/// Steps in a row whose keys are all elsewhere.
+const MOVED: u32 = 100;
 /// Discovery looks for no more.
 const MOST_SERVERS: usize = 1_000;
 /// Bytes of a name; a longer one is not asked about.
@@ -99,6 +103,9 @@ pub fn walk(
         let threads: Vec<_> = all.iter().map(spawn).collect();
         for (shard, thread) in all.iter().zip(&threads) {
             if let Err(e) = thread {
+                if shard.servers.len() > 1 {
+                    shared.opening.fetch_sub(1, Ordering::AcqRel);
+                }
                 shared.miss(shard, &format!("no thread could be started: {e}"));
             }
         }
@@ -149,6 +156,9 @@ struct Server {
     spent_us: Option<u64>,
     /// What it has refused, and how: each question once.
     refused: BTreeMap<&'static str, String>,
+    /// Steps in a row whose keys were all elsewhere: a slot that is being imported has many, a server that has lost its
+    /// slots nothing else.
+    moved: u32,
     /// When the last step began.
     step: Instant,
 }
@@ -199,7 +209,8 @@ impl<'s> Shared<'_, 's> {
     fn shard(&self, shard: &Shard) {
         if shard.servers.len() == 1 {
             // A master that two addresses lead to is walked at its replica.
-            while self.opening.load(Ordering::Acquire) > 0 && !self.should_end() {
+            let begun = Instant::now();
+            while self.opening.load(Ordering::Acquire) > 0 && begun.elapsed() < ALIASES && !self.should_end() {
                 std::thread::sleep(SLICE / 10);
             }
         }
@@ -213,10 +224,16 @@ impl<'s> Shared<'_, 's> {
             let why = match opened {
                 None if has_begun => return,
                 None => return self.miss(shard, "the walk ended before"),
-                Some(Err(Closed::Twice)) => return,
+                Some(Err(Closed::Twice)) if !has_begun => return,
+                Some(Err(Closed::Twice)) => "its servers have joined another shard".into(),
                 Some(Err(Closed::Failed(why))) if !has_begun => return self.miss(shard, &why),
                 Some(Err(Closed::Failed(why))) => why,
                 Some(Ok(mut server)) => {
+                    if !has_begun {
+                        let scan = self.scan();
+                        let done = server.parts.iter().filter(|at| scan.parts[**at].is_done).count();
+                        self.walked().done_before += done;
+                    }
                     has_begun = true;
                     let before = self.scanned(&server);
                     let begun = Instant::now();
@@ -254,6 +271,10 @@ impl<'s> Shared<'_, 's> {
         for member in &shard.servers {
             match self.open(member, &shard.master) {
                 Err(Closed::Failed(text)) => why.push(format!("{}: {text}", member.address)),
+                // A replica may have gone to another shard; a master is what it is.
+                Err(Closed::Twice) if member.address != shard.master => {
+                    why.push(format!("{}: it is of another shard", member.address));
+                }
                 other => return other,
             }
         }
@@ -309,6 +330,7 @@ impl<'s> Shared<'_, 's> {
             parts: Vec::new(),
             spent_us,
             refused,
+            moved: 0,
             step: Instant::now(),
         };
         self.join(&mut server, master, &info, &run_id, [&replid, &replid2]);
@@ -336,6 +358,7 @@ impl<'s> Shared<'_, 's> {
             all.truncate(DATABASES);
             self.note(format!("{} has more than {DATABASES} databases with keys; no others were seen", server.address));
         }
+        scan.leave(master);
         let names: Vec<u32> = all.iter().map(|(database, _)| *database).collect();
         scan.keep_databases(&server.address, run_id, &names);
         for (database, keys) in all {
@@ -358,9 +381,6 @@ impl<'s> Shared<'_, 's> {
                     "database {database} of {master} is walked from its beginning: the saved part was of another \
                      server, or of this one before it was restarted"
                 ));
-            }
-            if scan.parts[at].is_done {
-                self.walked().done_before += 1;
             }
             server.parts.push(at);
         }
@@ -423,7 +443,7 @@ impl<'s> Shared<'_, 's> {
         let seconds = begun.elapsed().as_secs_f64();
         let after = spent_us(&mut server.connection);
         let spent = server.spent_us.zip(after).map(|(before, after)| after.saturating_sub(before) as f64 / 1e6);
-        self.walked().costs.push(Cost {
+        self.walked().add(Cost {
             server: server.address.clone(),
             role: server.role,
             commands: server.connection.commands,
@@ -461,8 +481,9 @@ impl Server {
             }
             is_moved &= !self.describe(&short, &mut keys)?;
         }
-        if is_moved && keys.is_empty() {
-            return Err(Error::new(ErrorKind::Closed, "all keys of a step were elsewhere: its slots have moved"));
+        self.moved = if is_moved && keys.is_empty() { self.moved + 1 } else { 0 };
+        if self.moved > MOVED {
+            return Err(Error::new(ErrorKind::Closed, "its slots have moved to other servers"));
         }
         Ok((next, names.len() as u64, keys))
     }

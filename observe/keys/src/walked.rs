@@ -15,6 +15,20 @@ pub struct Walked {
     pub notes: Vec<String>,
 }
 
+impl Walked {
+    /// Adds up what one server cost, connection by connection.
+    pub(crate) fn add(&mut self, cost: Cost) {
+        let Some(there) = self.costs.iter_mut().find(|there| there.server == cost.server) else {
+            return self.costs.push(cost);
+        };
+        let spent = |of: &Cost| of.core_share_in_commands.map(|share| share * of.seconds);
+        let both = spent(there).zip(spent(&cost));
+        there.commands += cost.commands;
+        there.seconds += cost.seconds;
+        there.core_share_in_commands = both.map(|(a, b)| (a + b) / there.seconds.max(1e-3));
+    }
+}
+
 /// What the walk cost a server.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cost {

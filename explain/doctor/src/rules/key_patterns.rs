@@ -37,7 +37,7 @@ fn words(patterns: &[KeyPattern], by: By) -> Option<String> {
     let weight = |p: &KeyPattern| match by {
         By::Memory if has_memory => p.memory.unwrap_or(0.0),
         By::Memory => p.keys,
-        By::Lasting => p.keys * p.lasting_share,
+        By::Lasting => p.keys * p.lasting_share.unwrap_or(0.0),
     };
     let what = match by {
         By::Memory if has_memory => "of the memory of keys",
@@ -58,8 +58,8 @@ mod tests {
 
     use super::*;
 
-    fn pattern(name: &str, keys: f64, lasting_share: f64, memory: Option<f64>) -> KeyPattern {
-        KeyPattern { pattern: name.into(), keys, lasting_share, memory }
+    fn pattern(name: &str, keys: f64, lasting: f64, memory: Option<f64>) -> KeyPattern {
+        KeyPattern { pattern: name.into(), keys, lasting_share: Some(lasting), memory }
     }
 
     fn evidence(patterns: Vec<KeyPattern>, by: By) -> Option<String> {
