@@ -157,7 +157,7 @@ fn main() -> ExitCode {
     let words = match with_deployment(server::globals_first(server::help_asked(words))) {
         Ok(words) => words,
         Err(e) => {
-            // The doctor has a document of its own for what fails.
+            // The doctor prints its own failure document.
             if !doctor::refuse_because(&texts, &said(&e)) {
                 output::owe(&texts);
             }

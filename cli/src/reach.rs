@@ -65,7 +65,8 @@ impl Reach {
     pub fn target(&self, url: &str) -> anyhow::Result<Target> {
         if url.starts_with('@') {
             bail!(
-                "a name stands only in place of the URL, of doctor, keys, top, record, bench and watch (docs/fleet.md)"
+                "@NAME is accepted only as the URL argument of doctor, keys, top, record, bench and watch \
+                 (docs/fleet.md)"
             );
         }
         let shared_memory = unslow_bypass::reactor::url(url);

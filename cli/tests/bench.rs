@@ -551,7 +551,7 @@ fn tests_run_one_after_another_with_a_line_of_csv_each() {
         let number = |cell: &str| cell.trim_matches('"').parse::<f64>().expect("a number");
         assert!(number(line[1]) > 0.0 && number(line[3]) <= number(line[7]), "{text}");
     }
-    assert!((500..510).contains(&gets(&server)), "each test is a run of its own");
+    assert!((500..510).contains(&gets(&server)), "each test is a separate run");
     let text = stdout(&unslow(&["bench", &url, "-t", "get,ping", "-n", "100", "-c", "1", "--lateness-max", "1h"]));
     assert!(text.contains("-- get\n") && text.contains("-- ping\n"), "{text}");
 }

@@ -180,8 +180,8 @@ fn a_name_reaches_what_its_file_says() {
         (&["bench", "-p", "1", "--against", "@locked"], "its user and password would go"),
         (&["bench", "--against=@locked"], "its user and password would go"),
         (&["bench", "127.0.0.1:1", "--against", "@locked"], "its user and password would go"),
-        (&["keys", "-u", "@locked"], "a name stands only in place of the URL"),
-        (&["doctor", "--print-acl", "@locked"], "a name stands only in place of the URL"),
+        (&["keys", "-u", "@locked"], "@NAME is accepted only as the URL"),
+        (&["doctor", "--print-acl", "@locked"], "@NAME is accepted only as the URL"),
         (&["doctor", "--inventory", "--tls"], "cannot be used with"),
         (&["doctor", "@locked", "--inventory"], "cannot be used with"),
         (&["doctor", "--inventory", "--format", "junit"], "--reports DIR"),
@@ -195,8 +195,8 @@ fn a_name_reaches_what_its_file_says() {
     let document: Json = serde_json::from_slice(&missing.stdout).expect("a document");
     assert_eq!(document["schema"], "unslow.error/1");
     // A name that is not there fails as the doctor fails.
-    let nobody = run(&file, &["doctor", "@nobody", "--format", "junit"]);
-    assert!(stdout(&nobody).contains("<testsuite"), "{}", stdout(&nobody));
+    let unknown = run(&file, &["doctor", "@unknown", "--format", "junit"]);
+    assert!(stdout(&unknown).contains("<testsuite"), "{}", stdout(&unknown));
     // Others could name their own server in it.
     for (path, mode, restored) in [(file.as_path(), 0o666, 0o600), (&file, 0o664, 0o600), (dir.path(), 0o777, 0o700)] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();

@@ -337,9 +337,9 @@ fn the_acl_user_that_is_printed_is_enough_and_no_more_is_needed() {
 
 #[test]
 fn what_cannot_be_walked_says_why() {
-    let nobody = unslow(&["keys", "-p", "1"]);
-    assert_eq!(nobody.status.code(), Some(2));
-    assert!(stderr(&nobody).contains("nothing listens there"), "{}", stderr(&nobody));
+    let away = unslow(&["keys", "-p", "1"]);
+    assert_eq!(away.status.code(), Some(2));
+    assert!(stderr(&away).contains("nothing listens there"), "{}", stderr(&away));
     let empty = standalone("redis-7.0");
     let output = unslow(&["keys", &empty.address()]);
     assert_eq!(output.status.code(), Some(0));
@@ -418,6 +418,27 @@ fn a_walk_is_evidence_for_the_doctor() {
     let junk = unslow(&["doctor", &other.address(), "--keys", &file]);
     assert_eq!(junk.status.code(), Some(2));
     assert!(stderr(&junk).contains("not a document written by unslow keys"), "{}", stderr(&junk));
+}
+
+/// What was seen is printed, and the exit status says that it is not what was asked for.
+#[test]
+fn a_server_that_dies_during_a_scan_ends_it_as_failed() {
+    let server = standalone("redis-7.0");
+    let all: Vec<String> = (0..20_000).map(|n| format!("SET k:{n} x")).collect();
+    fill(&mut server.connect_with(&options(2)).unwrap(), &all);
+    let url = server.address();
+    let child = command(&["keys", &url, "--all", "--rate", "1k", "--format", "json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    until("some keys to be scanned", || calls(&server, "scan") > 10);
+    server.kill();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let report: Json = serde_json::from_slice(&output.stdout).expect("what was seen");
+    assert!(report["scanned"].as_u64().unwrap() > 0 && report["is_complete"] == false, "{report}");
+    assert!(report["notes"].to_string().contains("ended early"), "{}", report["notes"]);
 }
 
 /// No real server does that: a cursor that never ends, and kinds of keys without an end.

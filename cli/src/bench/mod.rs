@@ -89,7 +89,7 @@ pub struct Bench {
     /// Threads of the generator; one makes some 200,000 requests/s unpipelined
     #[arg(long, default_value_t = 1, value_name = "N")]
     threads: usize,
-    /// Built-in commands one after another, as set,get: each has a run of its own (--mix sends them together)
+    /// Run built-in commands one after another, such as set,get, each in a separate run (--mix sends them together)
     #[arg(
         short = 't',
         long,

@@ -49,7 +49,7 @@ struct Row {
     /// The worst first.
     findings: Vec<Brief>,
     silenced: Vec<String>,
-    /// What is new and what is gone since the baseline; `null` without one.
+    /// Findings that appeared or disappeared since the baseline; `null` without one.
     since_baseline: Option<Vec<Since>>,
     /// Files with the whole report.
     reports: Vec<PathBuf>,
@@ -89,6 +89,13 @@ impl Row {
             reports: Vec::new(),
             word,
         }
+    }
+}
+
+impl Row {
+    /// Checked, and the report could not be written or the baseline not be read.
+    fn is_unkept(&self) -> bool {
+        self.verdict.is_some() && self.error.is_some()
     }
 }
 
@@ -224,11 +231,9 @@ fn shown(rows: &[Row]) -> String {
     titles.extend(has_baseline.then_some("since baseline"));
     let mut cells = vec![titles.iter().map(|t| t.to_string()).collect::<Vec<_>>()];
     for row in rows {
-        let worst = match (&row.error, row.findings.first()) {
-            (Some(error), _) => error.clone(),
-            (None, Some(finding)) => format!("{}: {}", finding.id, text::clean_lines(&finding.title)),
-            (None, None) => "-".into(),
-        };
+        let worst = row.findings.first().map(|f| format!("{}: {}", f.id, text::clean_lines(&f.title)));
+        let worst: Vec<String> = row.error.clone().into_iter().chain(worst).collect();
+        let worst = if worst.is_empty() { "-".to_string() } else { worst.join("; ") };
         let word = if row.cut_short { format!("{}, cut short", row.word) } else { row.word.to_string() };
         let mut line = vec![row.name.clone(), word, row.findings.len().to_string(), worst];
         if has_baseline {
@@ -237,7 +242,9 @@ fn shown(rows: &[Row]) -> String {
         cells.push(line);
     }
     let count = |is: &dyn Fn(&Row) -> bool| rows.iter().filter(|row| is(row)).count();
-    let (bad, unseen) = (count(&|row| row.exit_status == 1), count(&|row| row.exit_status == 2));
+    let bad = count(&|row| row.exit_status == 1);
+    let unkept = count(&|row| row.is_unkept());
+    let unseen = count(&|row| row.exit_status == 2 && !row.is_unkept());
     let took = rows.iter().map(|row| row.seconds).fold(0.0, f64::max);
     let slowest = unslow_units::time(Duration::from_secs_f64(took));
     let passed = count(&|row| row.exit_status == 0);
@@ -247,8 +254,9 @@ fn shown(rows: &[Row]) -> String {
     let cut = count(&|row| row.exit_status == 0 && row.cut_short);
     of_passed.extend((cut > 0).then(|| format!("{cut} cut short")));
     let of_passed = if of_passed.is_empty() { String::new() } else { format!(" ({})", of_passed.join(", ")) };
+    let unkept = if unkept > 0 { format!(", {unkept} checked with files that failed") } else { String::new() };
     let last = format!(
-        "{}: {bad} failed, {unseen} not checked, {passed} passed{of_passed}; the slowest took {slowest}",
+        "{}: {bad} failed, {unseen} not checked{unkept}, {passed} passed{of_passed}; the slowest took {slowest}",
         text::plural(rows.len(), "deployment")
     );
     format!("{}\n{}\n", table(&cells), textwrap::fill(&last, textwrap::termwidth()))

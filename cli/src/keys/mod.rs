@@ -25,9 +25,10 @@ const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e6;
 #[derive(Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "Examples:\n  unslow keys redis://10.0.0.1:7000 --memory        # which keys take the memory\n  \
-                  unslow keys -p 6379 --all --resume walk.json      # all of them; Ctrl-C, and go on another day\n  \
-                  unslow keys 10.0.0.1:7000 --hot --show-keys       # the most used, by name"
+    after_help = "Exit status: 0 done, also after Ctrl-C; 2 could not look, or not at every shard to the \
+                  end.\n\nExamples:\n  unslow keys redis://10.0.0.1:7000 --memory        # which keys take the \
+                  memory\n  unslow keys -p 6379 --all --resume walk.json      # all of them; Ctrl-C, and resume \
+                  later\n  unslow keys 10.0.0.1:7000 --hot --show-keys       # the most used, by name"
 )]
 pub struct KeysArguments {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port of any node
@@ -118,6 +119,7 @@ impl KeysArguments {
         }
         let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         scan.at_ms = at_ms;
+        let is_whole = walked.missed == 0 && walked.broken == 0;
         let report = Report::of(&scan, walked, at_ms);
         if output.json() {
             output.print_json(&report)?;
@@ -127,7 +129,7 @@ impl KeysArguments {
         }
         // A full disk is no reason to lose the report.
         self.resume.as_deref().map_or(Ok(()), |path| save(path, &scan))?;
-        Ok(0)
+        Ok(if is_whole { 0 } else { 2 })
     }
 
     /// A new one, or the one that was saved.

@@ -68,10 +68,11 @@ fn summary(report: &Report, head: &Head) -> String {
             (n, 0) => plural(n, "replica"),
             (r, m) => format!("{} and {}", plural(r, "replica"), plural(m, "master")),
         };
-        let most =
-            most.map_or_else(|| "a time that is not known".into(), |share| format!("{} of a core", percent(share)));
-        let cost =
-            format!("read on {at}; cost: {} commands, which ran for {most} on the busiest server", keys(commands));
+        let ran = match most {
+            Some(share) => format!("which ran for {} of a core on the busiest server", percent(share)),
+            None => "whose running time is unknown: no server answered at the end".into(),
+        };
+        let cost = format!("read on {at}; cost: {} commands, {ran}", keys(commands));
         line(&mut out, style::FAINT, &cost);
     }
     if !report.is_complete && report.scanned > 0 {

@@ -243,8 +243,11 @@ impl<'s> Shared<'_, 's> {
                     if self.scanned(&server) > before {
                         failures = 0;
                     }
-                    let why = format!("{}: {}{}", server.address, e.message, hint(&e));
+                    let is_named = e.message.starts_with(&server.address);
+                    let address = if is_named { String::new() } else { format!("{}: ", server.address) };
+                    let why = format!("{address}{}{}", e.message, hint(&e));
                     if !e.is_fatal() && !is_passing(&e) {
+                        self.walked().broken += 1;
                         return self.note(why);
                     }
                     // What did not answer in time has had its share as well.
@@ -254,6 +257,7 @@ impl<'s> Shared<'_, 's> {
             };
             failures += 1;
             if failures > TRIES {
+                self.walked().broken += 1;
                 return self.note(format!("the walk of {} ended early: {why}", shard.master));
             }
             self.rest(Duration::from_millis(200 << failures));
@@ -270,6 +274,8 @@ impl<'s> Shared<'_, 's> {
         let mut why = Vec::new();
         for member in &shard.servers {
             match self.open(member, &shard.master) {
+                // What could not be dialled has its address in the message.
+                Err(Closed::Failed(text)) if text.starts_with(&member.address) => why.push(text),
                 Err(Closed::Failed(text)) => why.push(format!("{}: {text}", member.address)),
                 // A replica may have gone to another shard; a master is what it is.
                 Err(Closed::Twice) if member.address != shard.master => {

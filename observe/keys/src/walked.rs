@@ -9,6 +9,8 @@ pub struct Walked {
     pub costs: Vec<Cost>,
     /// Shards of which no server could be walked.
     pub missed: usize,
+    /// Shards whose walk ended on an error.
+    pub broken: usize,
     /// Parts that had been seen to their end before.
     pub done_before: usize,
     /// What stayed unseen, and why.
