@@ -31,7 +31,7 @@ failed=0
     # Nothing else compiles the fuzz targets, and `make fuzz` runs them for minutes each.
     if cargo check --quiet --manifest-path fuzz/Cargo.toml --target-dir target/fuzz; then echo "the fuzz targets compile"; else failed=1; fi
     ./target/release/xtask test --long || failed=1
-    for engine in ${ENGINES:-redis-7.0 redis-6.2 redis-5.0}; do # valkey-9.1 is in `make test`
+    for engine in ${ENGINES:-redis-8.10 redis-7.0 redis-6.2 redis-5.0}; do # valkey-9.1 is in `make test`
         echo
         echo "every fault and every healthy deployment on $engine"
         UNSLOW_ENGINE=$engine ./target/release/xtask test injected || failed=1

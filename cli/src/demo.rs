@@ -33,7 +33,7 @@ pub struct Demo {
     /// Seed for the random choice
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Engine to run: valkey-9.1, redis-7.0, redis-6.2, redis-5.0, path
+    /// Engine to run: valkey-9.1, redis-8.10, redis-7.0, redis-6.2, redis-5.0, path
     #[arg(long, default_value = "valkey-9.1", value_name = "NAME")]
     engine: String,
     /// Your own server executable

@@ -28,7 +28,7 @@ enum What {
     Ls,
     /// Fetch one engine, or all of them, into the cache (UNSLOW_CACHE)
     Install {
-        /// valkey-9.1, redis-7.0, redis-6.2, redis-5.0, kafka-4.1; all servers if omitted
+        /// valkey-9.1, redis-8.10, redis-7.0, redis-6.2, redis-5.0, kafka-4.1; all servers if omitted
         name: Option<String>,
     },
     /// Remove engines from the cache; what a process runs stays

@@ -98,7 +98,7 @@ struct Up {
     /// Name of the lab
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Engine to run: valkey-9.1, redis-7.0, redis-6.2, redis-5.0, path, /path/to/redis-server
+    /// Engine to run: valkey-9.1, redis-8.10, redis-7.0, redis-6.2, redis-5.0, path, /path/to/redis-server
     #[arg(long, value_name = "ENGINE")]
     server: Option<String>,
     /// Kind of deployment

@@ -148,10 +148,12 @@ fn with_deployment(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let is_verb = |name: &str| name == "help" || Arguments::command().find_subcommand(name).is_some();
-    match manual::asked(&words, is_verb) {
-        Some(Ok(page)) => return output::print_page(page),
-        Some(Err(e)) => return output::failed(&said(&e), false),
-        None => {}
+    if let Some(asked) = manual::asked(&words, is_verb) {
+        return match asked.page {
+            Ok(page) if asked.is_json => output::print_page_as_json(&asked.topic, page),
+            Ok(page) => output::print_page(page),
+            Err(e) => output::failed(&said(&e), asked.is_json),
+        };
     }
     let texts: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let words = match with_deployment(server::globals_first(server::help_asked(words))) {

@@ -25,12 +25,30 @@ const PAGES: &[(&str, &str)] = &[
     ("watch", include_str!("../../docs/watch.md")),
 ];
 
+/// What a command line asks for.
+pub struct Asked {
+    pub page: anyhow::Result<&'static str>,
+    pub topic: String,
+    pub is_json: bool,
+}
+
 /// What a command line such as `unslow help docs/record.md` asks for; `None` if it asks for no page. The name of a
 /// verb is left to its own help.
-pub fn asked(words: &[OsString], is_verb: impl Fn(&str) -> bool) -> Option<anyhow::Result<&'static str>> {
-    let [_, help, topic] = words else { return None };
-    let topic = topic.to_str().filter(|topic| help == "help" && !topic.starts_with('-') && !is_verb(topic))?;
-    Some(page(topic))
+pub fn asked(words: &[OsString], is_verb: impl Fn(&str) -> bool) -> Option<Asked> {
+    let words: Option<Vec<&str>> = words.iter().map(|word| word.to_str()).collect();
+    let mut words = words?;
+    let mut is_json = false;
+    if let Some(at) = words.iter().position(|word| *word == "--format")
+        && let Some(format) = words.get(at + 1)
+    {
+        is_json = *format == "json";
+        words.drain(at..at + 2);
+    } else if let Some(at) = words.iter().position(|word| word.starts_with("--format=")) {
+        is_json = words.remove(at) == "--format=json";
+    }
+    let [_, "help", topic] = words[..] else { return None };
+    let is_topic = !topic.starts_with('-') && !is_verb(topic);
+    is_topic.then(|| Asked { page: page(topic), topic: topic.to_string(), is_json })
 }
 
 fn page(topic: &str) -> anyhow::Result<&'static str> {
@@ -51,9 +69,26 @@ mod tests {
 
     use super::*;
 
-    fn asked_for(words: &str) -> Option<anyhow::Result<&'static str>> {
+    fn asked_of(words: &str) -> Option<Asked> {
         let words: Vec<OsString> = words.split(' ').map(Into::into).collect();
         asked(&words, |verb| verb == "record")
+    }
+
+    fn asked_for(words: &str) -> Option<anyhow::Result<&'static str>> {
+        asked_of(words).map(|asked| asked.page)
+    }
+
+    #[test]
+    fn a_page_may_be_asked_for_as_json() {
+        for (words, is_json) in [
+            ("unslow help guide", false),
+            ("unslow help guide --format json", true),
+            ("unslow --format=json help guide", true),
+            ("unslow help --format text guide", false),
+        ] {
+            let asked = asked_of(words).unwrap();
+            assert_eq!((asked.is_json, asked.topic.as_str(), asked.page.is_ok()), (is_json, "guide", true), "{words}");
+        }
     }
 
     #[test]

@@ -77,16 +77,19 @@ fn paid() {
     *OWED.lock().unwrap_or_else(PoisonError::into_inner) = false;
 }
 
+/// What help calls the options that every verb has.
+const GLOBAL: &str = "Global options";
+
 #[derive(Args)]
 pub struct Output {
     /// What to print on stdout
-    #[arg(long, global = true, value_enum, default_value = "text")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value = "text")]
     pub format: Format,
     /// No progress, no hints
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = GLOBAL)]
     pub quiet: bool,
     /// Print everything
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = GLOBAL)]
     pub verbose: bool,
 }
 
@@ -263,6 +266,12 @@ pub fn print_page(text: &str) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::from(2),
     }
+}
+
+/// The same as a document.
+pub fn print_page_as_json(topic: &str, text: &str) -> ExitCode {
+    let document = serde_json::json!({ "schema": "unslow.manual/1", "topic": topic, "text": text });
+    print_page(&format!("{document:#}\n"))
 }
 
 /// A reader that has had enough (`| head`) is no error, and changes no exit status.

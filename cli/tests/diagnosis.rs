@@ -100,6 +100,7 @@ fn finds_the_whole_deployment_from_any_address_and_keeps_to_the_schema(name: &st
 on_every_engine! {
     finds_the_whole_deployment_from_any_address_and_keeps_to_the_schema, every_engine_of_the_catalogue_has_its_test,
     finds_the_whole_deployment_from_any_address_on_valkey_9_1: "valkey-9.1",
+    finds_the_whole_deployment_from_any_address_on_redis_8_10: "redis-8.10",
     finds_the_whole_deployment_from_any_address_on_redis_7_0: "redis-7.0",
     finds_the_whole_deployment_from_any_address_on_redis_6_2: "redis-6.2",
     finds_the_whole_deployment_from_any_address_on_redis_5_0: "redis-5.0",

@@ -57,6 +57,7 @@ fn an_inventory_has_a_row_a_report_and_one_exit_status() {
     assert!(!stdout(&output).contains("s3cret") && !stderr(&output).contains("s3cret"));
     let document: Json = serde_json::from_slice(&output.stdout).expect("one document");
     assert_eq!((&document["schema"], &document["exit_status"]), (&"unslow.inventory/1".into(), &2.into()));
+    common::schema("inventory").validate(&document).unwrap();
     assert_eq!(document["deployments"].as_array().unwrap().len(), 4);
     for name in ["open", "locked"] {
         let row = row(&document, name);

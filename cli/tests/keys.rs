@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use common::{Running, command, stderr, stdout, unslow};
+use common::{Running, command, schema, stderr, stdout, unslow};
 use serde_json::Value as Json;
 use unslow_client::{Connection, Target};
 use unslow_engine::Server;
@@ -19,7 +19,9 @@ use unslow_testkit::{options, wait::until};
 fn walked(url: &str, more: &[&str]) -> Json {
     let output = unslow(&[&["keys", url, "--format", "json", "--timeout", "30"], more].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    serde_json::from_slice(&output.stdout).expect("one document")
+    let report = serde_json::from_slice(&output.stdout).expect("one document");
+    schema("keys").validate(&report).unwrap();
+    report
 }
 
 /// Everything, as fast as it may.
@@ -61,7 +63,7 @@ fn calls(server: &Server, command: &str) -> u64 {
 /// On every engine.
 #[test]
 fn a_whole_walk_counts_what_was_written() {
-    for engine in ["redis-5.0", "redis-6.2", "redis-7.0", "valkey-9.1"] {
+    for engine in ["redis-5.0", "redis-6.2", "redis-7.0", "redis-8.10", "valkey-9.1"] {
         let server = standalone(engine);
         mixed(&server);
         let report = walked(&server.address(), &[&WHOLE[..], &["--memory", "--show-keys"]].concat());
@@ -293,17 +295,154 @@ fn uses_are_told_where_the_server_counts_them() {
     }
 }
 
+/// What HOTKEYS GET says on a server: nothing where there is no session.
+fn session(connection: &mut Connection) -> unslow_client::Value {
+    connection.call(&["HOTKEYS", "GET"]).expect("it has HOTKEYS")
+}
+
+fn is_none(session: &unslow_client::Value) -> bool {
+    matches!(session, unslow_client::Value::Null)
+}
+
+/// One key that takes nearly all of what a server does, as the doctor is told of it.
+#[test]
+fn a_hot_key_is_found_by_the_servers_own_count_which_leaves_nothing_behind() {
+    let server = standalone("redis-8.10");
+    let mut all: Vec<String> = (0..200).map(|n| format!("SET user:{n} x")).collect();
+    all.push("SET counter:1 0".into());
+    fill(&mut server.connect_with(&options(2)).unwrap(), &all);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut connection = server.connect_with(&options(30)).unwrap();
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                fill(&mut connection, &vec!["INCR counter:1".to_string(); 100]);
+                fill(&mut connection, &["GET user:7".to_string()]);
+            }
+        });
+        let report = walked(&server.address(), &["--hot", "--for", "1s", "--rate", "1M", "--show-keys"]);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        report
+    });
+    let hot = &report["hot"][0];
+    assert_eq!((&hot["keys"][0]["key"], &hot["is_ours"]), (&"counter:1".into(), &true.into()), "{hot:#}");
+    assert_eq!(row(hot, "keys", "key", "user:7")["pattern"], "user:*", "{hot:#}");
+    assert!(hot["keys"][0]["cpu_share"].as_f64().unwrap() > 0.1, "{hot:#}");
+    // Keys that only we have touched are not among them.
+    assert_eq!(hot["keys"].as_array().unwrap().len(), 2, "{hot:#}");
+    assert_eq!(report["notes"], Json::Array(Vec::new()), "the policy is no LFU, and need not be");
+    let mut connection = server.connect_with(&options(2)).unwrap();
+    assert!(is_none(&session(&mut connection)), "the session is still there");
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("keys.json").display().to_string();
+    std::fs::write(&file, report.to_string()).unwrap();
+    let told = unslow(&[
+        "doctor",
+        &server.address(),
+        "--window",
+        "500ms",
+        "--no-host",
+        "--keys",
+        &file,
+        "--only",
+        "hot_key",
+        "--format",
+        "json",
+    ]);
+    let told: Json = serde_json::from_slice(&told.stdout).expect("a report");
+    assert_eq!(told["only"][0]["answer"], "absent", "nothing uses it now: {told:#}");
+    assert!(told["only"][0]["text"].to_string().contains("the first takes about"), "{told:#}");
+}
+
+/// A session that is not ours is worth more than ours.
+#[test]
+fn a_session_of_hot_keys_that_is_there_is_read_and_left() {
+    let server = standalone("redis-8.10");
+    let mut connection = server.connect_with(&options(2)).unwrap();
+    connection.call(&["HOTKEYS", "START", "METRICS", "1", "NET"]).unwrap();
+    fill(&mut connection, &["SET other:1 x".to_string()]);
+    let report = walked(&server.address(), &["--hot", "--for", "1s", "--show-keys"]);
+    let hot = &report["hot"][0];
+    assert_eq!((&hot["is_ours"], &hot["keys"][0]["key"]), (&false.into(), &"other:1".into()), "{hot:#}");
+    assert_eq!((&hot["keys"][0]["cpu_share"], hot["keys"][0]["net_share"].is_null()), (&Json::Null, false), "{hot:#}");
+    assert!(report["notes"].to_string().contains("ago and is running"), "{}", report["notes"]);
+    assert!(!is_none(&session(&mut connection)), "it was discarded");
+    connection.call(&["HOTKEYS", "STOP"]).expect("it was still running");
+}
+
+#[test]
+fn an_interrupted_count_of_hot_keys_leaves_no_session() {
+    let server = standalone("redis-8.10");
+    let mut connection = server.connect_with(&options(2)).unwrap();
+    fill(&mut connection, &["SET user:1 x".to_string()]);
+    let mut running = Running(
+        command(&["keys", &server.address(), "--hot", "--for", "10m", "--format", "json"])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    until("the server to count", || !is_none(&session(&mut connection)));
+    fill(&mut connection, &["GET user:1".to_string()]);
+    running.signal(2);
+    let mut text = String::new();
+    std::io::Read::read_to_string(running.0.stdout.as_mut().unwrap(), &mut text).unwrap();
+    // No key was looked at, which its exit status says; what was counted is there.
+    assert_eq!(running.ended(), Some(2));
+    let report: Json = serde_json::from_str(&text).expect("what was counted so far");
+    assert_eq!(report["hot"][0]["keys"].as_array().map(Vec::len), Some(1), "{report:#}");
+    assert!(is_none(&session(&mut connection)), "the session is still there");
+}
+
+/// Ten seconds are not enough for all keys, but the server has counted them by size.
+#[test]
+fn keys_that_were_not_seen_are_bounded_by_the_servers_count_of_sizes() {
+    let server = standalone("redis-8.10");
+    let mut all: Vec<String> = (0..20_000).map(|n| format!("SET k:{n} {}", "x".repeat(10))).collect();
+    all.extend((0..3).map(|n| format!("SET large:{n} {}", "z".repeat(5000))));
+    all.extend((0..50).map(|n| format!("SADD tags:{n} a b c")));
+    fill(&mut server.connect_with(&options(2)).unwrap(), &all);
+    let report = walked(&server.address(), &["--for", "200ms", "--rate", "500", "--show-keys"]);
+    assert_eq!(report["is_complete"], false, "{report:#}");
+    for (kind, keys) in [("string", 20_003), ("set", 50)] {
+        let row = row(&report, "kinds", "kind", kind);
+        assert_eq!((&row["keys"]["value"], &row["keys"]["margin"]), (&f64::from(keys).into(), &0.0.into()), "{row:#}");
+    }
+    let strings = row(&report, "kinds", "kind", "string");
+    let seen = report["longest"].as_array().unwrap().iter().filter(|key| key["length"] == 5000).count() as u64;
+    assert_eq!(strings["sizes"][1], serde_json::json!({"from": 4096, "keys": 3}), "{strings:#}");
+    let unseen = if seen == 0 { 3 } else { 0 };
+    assert_eq!(strings["larger_unseen_at_least"], unseen, "{strings:#}");
+    assert!(strings["larger_unseen_at_most"].as_u64().unwrap() >= unseen, "{strings:#}");
+    let whole = walked(&server.address(), &WHOLE);
+    assert_eq!(whole["larger_unseen_at_most"], 0, "{whole:#}");
+    let text = stdout(&unslow(&["keys", &server.address(), "--for", "200ms", "--rate", "500"]));
+    assert!(text.contains("INFO keysizes"), "{text}");
+}
+
 #[test]
 fn the_acl_user_that_is_printed_is_enough_and_no_more_is_needed() {
-    for (engine, version) in [("redis-6.2", "6.2"), ("redis-7.0", "7.0"), ("valkey-9.1", "valkey-9.1")] {
+    for (engine, version, hot) in [
+        ("redis-6.2", "6.2", &[][..]),
+        ("redis-7.0", "7.0", &[]),
+        ("redis-8.10", "8.10", &["--hot", "--for", "500ms"]),
+        ("valkey-9.1", "valkey-9.1", &[]),
+    ] {
         let server = standalone(engine);
         mixed(&server);
-        let rule = stdout(&unslow(&["keys", "--print-acl", version])).trim().replace("CHANGE-ME", "s3cret");
-        let asked = stdout(&unslow(&["keys", &server.address(), "--print-acl"])).trim().replace("CHANGE-ME", "s3cret");
+        let printed = |of: &[&str]| stdout(&unslow(&[&["keys", "--print-acl"], of, hot].concat()));
+        let rule = printed(&[version]).trim().replace("CHANGE-ME", "s3cret");
+        let asked = stdout(&unslow(&[&["keys", &server.address(), "--print-acl"], hot].concat()));
+        let asked = asked.trim().replace("CHANGE-ME", "s3cret");
         assert_eq!(asked, rule, "{engine}");
         let mut connection = server.connect_with(&options(2)).unwrap();
         connection.call(&rule.split(' ').collect::<Vec<_>>()).unwrap();
         let url = format!("redis://unslow:s3cret@{}", server.address());
+        if !hot.is_empty() {
+            let report = walked(&url, hot);
+            assert_eq!((report["hot"].as_array().map(Vec::len), &report["notes"]), (Some(1), &Json::Array(Vec::new())));
+        }
         let report = walked(&url, &[&WHOLE[..], &["--memory"]].concat());
         assert_eq!((&report["scanned"], &report["notes"]), (&982.into(), &Json::Array(Vec::new())), "{engine}");
 

@@ -49,6 +49,8 @@ fn a_hang_that_nobody_saw_is_an_incident_and_the_doctor_opens_it() {
     let dir = scratch.path().join("rec");
     let recorder = recorder(&server.url(), &dir);
     until("the recording is diagnosed", || named(&dir).is_some_and(|ids| !is_hanging(&ids)));
+    let contents = json(&["record", "ls"], &dir).expect("something is recorded");
+    common::schema("recording").validate(&contents).unwrap();
 
     server.signal(libc::SIGSTOP);
     until("the hang is an incident", || incidents(&dir).iter().any(|i| i["rule"] == "node_hangs"));

@@ -48,26 +48,23 @@ pub fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     index += &format!("\n## Not shown here, and why\n\n{NOT_SHOWN}");
     all.insert("docs/rules/README.md".into(), index);
     all.insert("docs/faults.md".into(), faults());
-    let schema = schemars::schema_for!(unslow_lab::found::Description);
-    all.insert("docs/schema/lab.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_watch::Line);
-    let sink = schemars::schema_for!(unslow_sink::Report);
-    all.insert("docs/schema/sink.json".into(), serde_json::to_string_pretty(&sink)? + "\n");
-    all.insert("docs/schema/watch.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_bench::Report);
-    all.insert("docs/schema/bench.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_bench::Comparison);
-    all.insert("docs/schema/compare.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_drill::run::Document);
-    all.insert("docs/schema/drill.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_drill::shootout::Document);
-    all.insert("docs/schema/clients.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_drill::case::Document);
-    all.insert("docs/schema/case.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_doctor::Report);
-    all.insert("docs/schema/doctor.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
-    let schema = schemars::schema_for!(unslow_doctor::Incidents);
-    all.insert("docs/schema/incidents.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    for (name, schema) in [
+        ("lab", schemars::schema_for!(unslow_lab::found::Description)),
+        ("sink", schemars::schema_for!(unslow_sink::Report)),
+        ("watch", schemars::schema_for!(unslow_watch::Line)),
+        ("bench", schemars::schema_for!(unslow_bench::Report)),
+        ("compare", schemars::schema_for!(unslow_bench::Comparison)),
+        ("drill", schemars::schema_for!(unslow_drill::run::Document)),
+        ("clients", schemars::schema_for!(unslow_drill::shootout::Document)),
+        ("case", schemars::schema_for!(unslow_drill::case::Document)),
+        ("doctor", schemars::schema_for!(unslow_doctor::Report)),
+        ("incidents", schemars::schema_for!(unslow_doctor::Incidents)),
+        ("inventory", schemars::schema_for!(unslow_doctor::Inventory)),
+        ("keys", schemars::schema_for!(unslow_keys::Report)),
+        ("recording", schemars::schema_for!(unslow_record::Contents)),
+    ] {
+        all.insert(format!("docs/schema/{name}.json"), serde_json::to_string_pretty(&schema)? + "\n");
+    }
     Ok(all)
 }
 

@@ -20,7 +20,7 @@ pub use connection::{Connection, Options};
 pub use discovery::{discover, discover_as_client};
 pub use error::{Error, ErrorKind, Redirect, Way};
 pub use members::{Deployment, address_target};
-pub use readonly::{ALLOWED, Allowed, OF_KEYS, Product, ReadOnly, Since, acl_rule, acl_rule_of_keys};
+pub use readonly::{ALLOWED, Allowed, OF_HOT_KEYS, OF_KEYS, Product, ReadOnly, Since, acl_rule, acl_rule_of_keys};
 pub use target::{Endpoint, Secret, Target};
 pub use tls::TlsOptions;
 pub use unslow_resp::Value;

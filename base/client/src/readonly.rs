@@ -1,5 +1,6 @@
 //! The only commands a diagnosis may send: compiled in, checked before every send, and the source of the ACL that
-//! `unslow doctor --print-acl` prints. A scan of keys may send a few more ([`OF_KEYS`]), which no diagnosis does.
+//! `unslow doctor --print-acl` prints. `unslow keys` may send a few more ([`OF_KEYS`], [`OF_HOT_KEYS`]), which no
+//! diagnosis does.
 //!
 //! Never on this list: MONITOR, KEYS, DEBUG, EVAL, CONFIG SET, or any command that reads a whole value.
 
@@ -120,6 +121,19 @@ pub const OF_KEYS: &[Allowed] = &[
     allow("client", "no-touch", (7, 2), "looking at keys without marking them as used"),
 ];
 
+/// What `unslow keys --hot` may send as well: the server counts for a while which keys it works for. It changes no data
+/// and no setting, and a session that is there is left alone.
+pub const OF_HOT_KEYS: &[Allowed] = &[
+    hot("start", "which keys take most of the main thread and the network"),
+    hot("get", "the figures of that"),
+    hot("stop", "ending it"),
+    hot("reset", "the memory it takes"),
+];
+
+const fn hot(sub: &'static str, tells: &'static str) -> Allowed {
+    apart("hotkeys", sub, Since { redis: Some((8, 6)), valkey: None }, tells)
+}
+
 /// The largest answers to these are CLIENT LIST of some thousand clients (1 MB) and CLUSTER NODES of a thousand nodes
 /// (200 kB): what is far beyond that is not an answer, and must not exhaust our memory.
 const REPLIES: ReplyLimits = ReplyLimits {
@@ -139,10 +153,11 @@ pub fn acl_rule(server: Product, sentinel: bool) -> Option<String> {
     rule(server, sentinel, ALLOWED.iter())
 }
 
-/// The same for `unslow keys`.
-pub fn acl_rule_of_keys(server: Product) -> Option<String> {
+/// The same for `unslow keys`, with `--hot` or without.
+pub fn acl_rule_of_keys(server: Product, hot: bool) -> Option<String> {
     let is_used = |a: &&Allowed| !NOT_OF_KEYS.contains(&a.command) && !matches!(a.sub, "list" | "slot-stats" | "id");
-    rule(server, false, ALLOWED.iter().filter(is_used).chain(OF_KEYS))
+    let of_hot = if hot { OF_HOT_KEYS } else { &[] };
+    rule(server, false, ALLOWED.iter().filter(is_used).chain(OF_KEYS).chain(of_hot))
 }
 
 fn rule<'a>(server: Product, sentinel: bool, list: impl Iterator<Item = &'a Allowed>) -> Option<String> {
@@ -177,8 +192,8 @@ fn rule<'a>(server: Product, sentinel: bool, list: impl Iterator<Item = &'a Allo
     Some(rule)
 }
 
-/// A connection that sends nothing but what [`ALLOWED`] lists (and [`OF_KEYS`], if it was opened for that), and keeps
-/// count.
+/// A connection that sends nothing but what [`ALLOWED`] lists (and [`OF_KEYS`] or [`OF_HOT_KEYS`], if it was opened for
+/// that), and keeps count.
 pub struct ReadOnly {
     connection: Connection,
     lists: &'static [&'static [Allowed]],
@@ -197,6 +212,11 @@ impl ReadOnly {
     /// The same for a scan of keys.
     pub fn open_for_keys(target: &Target, options: &Options) -> Result<ReadOnly, Error> {
         Self::open_with(target, options, &[ALLOWED, OF_KEYS])
+    }
+
+    /// The same for a session of HOTKEYS.
+    pub fn open_for_hot_keys(target: &Target, options: &Options) -> Result<ReadOnly, Error> {
+        Self::open_with(target, options, &[ALLOWED, OF_HOT_KEYS])
     }
 
     fn open_with(target: &Target, options: &Options, lists: &'static [&'static [Allowed]]) -> Result<ReadOnly, Error> {
@@ -326,7 +346,7 @@ mod tests {
             &["UNSLOW", "SHOW"],
             &[],
         ] {
-            for lists in [&[ALLOWED][..], &[ALLOWED, OF_KEYS]] {
+            for lists in [&[ALLOWED][..], &[ALLOWED, OF_KEYS], &[ALLOWED, OF_HOT_KEYS]] {
                 assert_eq!(check(lists, words).unwrap_err().kind, ErrorKind::NotAllowed, "{words:?}");
             }
         }
@@ -343,6 +363,10 @@ mod tests {
             check(&[ALLOWED, OF_KEYS], words).unwrap();
         }
         check(&[ALLOWED, OF_KEYS], &["MEMORY", "PURGE"]).unwrap_err();
+        for lists in [&[ALLOWED][..], &[ALLOWED, OF_KEYS]] {
+            check(lists, &["HOTKEYS", "START"]).unwrap_err();
+        }
+        check(&[ALLOWED, OF_HOT_KEYS], &["HOTKEYS", "START", "METRICS", "1", "CPU"]).unwrap();
     }
 
     #[test]
@@ -365,6 +389,9 @@ mod tests {
             assert!(there.iter().all(|server| grants(*server, rule)), "{rule}");
             assert!(!not_there.iter().any(|server| grants(*server, rule)), "{rule}");
         }
+        let hot = |server, hot| acl_rule_of_keys(server, hot).unwrap().contains("+hotkeys|start");
+        assert!(hot(Redis(8, 6), true) && !hot(Redis(8, 6), false));
+        assert!(!hot(Redis(8, 4), true) && !hot(Valkey(9, 1), true));
         let sentinel = acl_rule(Valkey(9, 1), true).unwrap();
         assert!(!sentinel.contains("+commandlog") && !sentinel.contains("+unslow"), "{sentinel}");
     }

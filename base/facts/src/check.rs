@@ -121,6 +121,13 @@ fn keys_seen(seen: &KeysSeen) -> Result<(), Impossible> {
         within(pattern.keys, 0.0, COUNTED, "keys of a pattern")?;
         within(pattern.lasting_share.unwrap_or(0.0), 0.0, 1.0, "lasting_share of a pattern")?;
         within(pattern.memory.unwrap_or(0.0), 0.0, LARGEST_BYTES, "memory of a pattern")
+    })?;
+    seen.longest.iter().try_for_each(|key| within(key.length as f64, 0.0, LARGEST_BYTES, "length of a key"))?;
+    seen.hot.iter().try_for_each(|of| {
+        within(of.seconds, 0.0, WINDOW_S, "seconds of hot keys")?;
+        within(of.core_share, 0.0, CORES, "core_share of hot keys")?;
+        let shares = of.keys.iter().flat_map(|key| [key.cpu_share, key.net_share]).flatten();
+        shares.into_iter().try_for_each(|share| within(share, 0.0, 1.0, "a share of a hot key"))
     })
 }
 

@@ -12,6 +12,49 @@ pub struct KeysSeen {
     pub scanned: u64,
     /// Those with the most memory first, or with the most keys where memory was not asked for.
     pub patterns: Vec<KeyPattern>,
+    /// The longest of each type, the longest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub longest: Vec<LongKey>,
+    /// Servers that counted what they did for each key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hot: Vec<HotKeys>,
+}
+
+/// One of the longest keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct LongKey {
+    pub server: String,
+    /// Its name, or a hash of it.
+    pub key: String,
+    pub pattern: String,
+    /// As TYPE says.
+    pub kind: String,
+    /// Bytes of a string, elements of anything else.
+    pub length: u64,
+}
+
+/// What one server worked for while it counted (HOTKEYS).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct HotKeys {
+    pub server: String,
+    /// How long it counted.
+    pub seconds: f64,
+    /// Share of one core that all its commands took.
+    pub core_share: f64,
+    /// The most time first.
+    pub keys: Vec<HotKey>,
+}
+
+/// One key of these.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct HotKey {
+    /// Its name, or a hash of it.
+    pub key: String,
+    pub pattern: String,
+    /// Of the time that all commands took, between 0 and 1; `None`: others took more.
+    pub cpu_share: Option<f64>,
+    /// Of the bytes that all commands received and sent.
+    pub net_share: Option<f64>,
 }
 
 /// Keys that are called alike.

@@ -35,7 +35,7 @@ pub use check::Impossible;
 pub use client_error::{ClientError, ClientErrorKind, ClientLibrary, Multiplexer, ThreadPool};
 pub use cores::{Core, MemoryNode, Reclaims, Speed};
 pub use host::{Disk, Host, Neighbour, Process, Tcp};
-pub use keys_seen::{KeyPattern, KeysSeen};
+pub use keys_seen::{HotKey, HotKeys, KeyPattern, KeysSeen, LongKey};
 pub use later::LaterView;
 pub use link::Link;
 pub use listen::AcceptQueue;

@@ -32,6 +32,9 @@ pub fn fields_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
     Lines { text, next: 0 }.map(|(_, name, value)| (name, value))
 }
 
+/// The field that INFO repeats, once for each module.
+pub(crate) const MODULE: &str = "module";
+
 /// Fields with where their lines begin.
 struct Lines<'a> {
     text: &'a str,
@@ -49,7 +52,9 @@ impl<'a> Iterator for Lines<'a> {
             if !line.starts_with('#')
                 && let Some(colon) = memchr(b':', line.as_bytes())
             {
-                return Some((at, &line[..colon], &line[colon + 1..]));
+                // `module:name=search,ver=1`: each module has a line of its own.
+                let end = if &line[..colon] == MODULE { memchr(b',', line.as_bytes()).unwrap_or(colon) } else { colon };
+                return Some((at, &line[..end], &line[end + 1..]));
             }
         }
         None

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::Fields;
+use crate::fields::MODULE;
 
 /// The fields of one INFO reply. Values stay text: which of them are numbers differs by version.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -159,6 +160,13 @@ impl Info {
         databases.map(|(_, v)| part(v, "expires") as u64).fold(0, u64::saturating_add)
     }
 
+    /// Names of its modules, those that come with the server among them.
+    pub fn modules(&self) -> Vec<&str> {
+        // Facts that an older unslow has saved have the last line alone, under the field's plain name.
+        let plain = self.get(MODULE).and_then(|text| text.strip_prefix("name=")?.split(',').next());
+        self.prefixed("module:name=").map(|(name, _)| name).chain(plain).collect()
+    }
+
     /// The fields with this prefix, by the rest of their names.
     pub fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
         self.0.from(prefix).map_while(move |(k, v)| Some((k.strip_prefix(prefix)?, v)))
@@ -211,6 +219,16 @@ mod tests {
         assert_eq!(calls.collect::<Vec<_>>(), [("get", 5, 7), ("hget", 0, 1)]);
         assert_eq!(after.error_stats_since(&before).collect::<Vec<_>>(), [("ASK", 1), ("OOM", 2)]);
         assert_eq!(before.error_stats_since(&after).count(), 0, "a counter that was reset tells nothing");
+    }
+
+    #[test]
+    fn every_module_is_named() {
+        let text =
+            "# Modules\r\nmodule:name=vectorset,ver=1,api=1\r\nmodule:name=my,ver=2\r\nmodule:odd\r\nmodules:3\r\n";
+        assert_eq!(Info::parse(text).modules(), ["my", "vectorset"]);
+        assert_eq!(Info::parse("a:1\r\n").modules(), [] as [&str; 0]);
+        let saved: Info = serde_json::from_str(r#"{"module":"name=search,ver=1"}"#).unwrap();
+        assert_eq!(saved.modules(), ["search"]);
     }
 
     #[test]

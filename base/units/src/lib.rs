@@ -29,6 +29,7 @@ mod rate;
 mod share;
 mod suggest;
 mod time;
+mod words;
 
 pub use bytes::{bytes, parse_bytes};
 pub use error::{Error, Quantity};
@@ -36,3 +37,4 @@ pub use rate::{count, parse_bit_rate, parse_count, parse_rate, rate};
 pub use share::{parse_share, percent};
 pub use suggest::{did_you_mean, nearest, similar};
 pub use time::{parse_time, parse_time_within, time, time_rough_s, time_us};
+pub use words::plural;

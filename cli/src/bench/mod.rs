@@ -75,7 +75,7 @@ pub struct Bench {
     )]
     arrivals: Option<ArrivalsFlag>,
     /// Length of a run, as 30s or 2m [default: 10s; with --requests, or a --replay without --loop, as long as it takes]
-    #[arg(long, value_parser = seconds, value_name = "TIME")]
+    #[arg(long, visible_alias = "for", value_parser = seconds, value_name = "TIME")]
     seconds: Option<f64>,
     /// End after this many requests
     #[arg(short = 'n', long, value_parser = parse_count, value_name = "N")]

@@ -4,7 +4,7 @@
 use anyhow::Context;
 use minijinja::{Value, context};
 use unslow_bench::{Comparison, Latency, Report, Run, Second};
-use unslow_units::{count, percent, time_us};
+use unslow_units::{count, percent, plural, time_us};
 
 use super::text;
 use crate::chart::{Along, Line, LineChart, Unit, Values};
@@ -53,7 +53,10 @@ pub fn render(reports: &[Report], comparison: Option<&Comparison>) -> anyhow::Re
     let values = context! {
         title, how, taken => date(first.at_ms), unslow => env!("CARGO_PKG_VERSION"),
         load => format!(
-            "{} connections per server, model {}, {} generator thread(s)", load.connections, load.model, load.threads
+            "{} per server, model {}, {}",
+            plural(load.connections as usize, "connection"),
+            load.model,
+            plural(load.threads as usize, "generator thread")
         ),
         workload => serde_json::to_string_pretty(&first.workload)?,
         comparison => comparison.map(

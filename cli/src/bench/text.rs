@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use unslow_bench::{Arrivals, CommandRun, Comparison, Latency, Report, Run, Side};
-use unslow_units::{count, percent, time_us};
+use unslow_units::{count, percent, plural, time_us};
 
 use crate::output::style;
 use crate::table::table;
@@ -28,7 +28,6 @@ pub fn report(report: &Report, verbose: bool) -> String {
     } else {
         "closed loop".into()
     };
-    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut parts = vec![format!("{} to each server", plural(load.connections, "connection"))];
     if let Some(n) = load.in_flight_max.filter(|n| *n > 1) {
         parts.push(format!("{n} requests in flight on each"));

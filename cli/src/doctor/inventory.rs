@@ -7,9 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use serde::Serialize;
 use unslow_client::discover;
-use unslow_doctor::{Change, Conclusion, Report, Severity, diagnose, diagnose_but, diff};
+use unslow_doctor::{
+    Change, Inventory, InventoryChange, InventoryFinding, InventoryRow, Report, diagnose, diagnose_but, diff,
+};
 use unslow_facts::Facts;
 use unslow_interrupt::Guard;
 use unslow_probe::Settings;
@@ -20,82 +21,27 @@ use crate::files;
 use crate::output::{Format, Output};
 use crate::table::table;
 
-const SCHEMA: &str = "unslow.inventory/1";
-
-/// All of it, as a document.
-#[derive(Serialize)]
-struct Inventory {
-    schema: &'static str,
-    exit_status: u8,
-    deployments: Vec<Row>,
+/// Checked, and the report could not be written or the baseline not be read.
+fn is_unkept(row: &InventoryRow) -> bool {
+    row.verdict.is_some() && row.error.is_some()
 }
 
-/// One deployment.
-#[derive(Serialize)]
-struct Row {
-    name: String,
-    url: String,
-    /// `null` where the diagnosis failed or was not begun.
-    verdict: Option<Conclusion>,
-    /// As of `unslow doctor` for it alone.
-    exit_status: u8,
-    /// Why there is no verdict, or why the report was not kept.
-    error: Option<String>,
-    seconds: f64,
-    /// It was interrupted: the window was shorter than asked for.
-    cut_short: bool,
-    /// What these look for may be there.
-    rules_that_could_not_look: usize,
-    /// The worst first.
-    findings: Vec<Brief>,
-    silenced: Vec<String>,
-    /// Findings that appeared or disappeared since the baseline; `null` without one.
-    since_baseline: Option<Vec<Since>>,
-    /// Files with the whole report.
-    reports: Vec<PathBuf>,
-    #[serde(skip)]
-    word: &'static str,
-}
-
-#[derive(Serialize)]
-struct Brief {
-    id: String,
-    severity: Severity,
-    title: String,
-    /// Whether it makes the exit status 1.
-    fails: bool,
-}
-
-#[derive(Serialize)]
-struct Since {
-    id: String,
-    change: Change,
-}
-
-impl Row {
-    fn of(named: &Named, word: &'static str) -> Row {
-        Row {
-            name: named.name.clone(),
-            url: String::new(),
-            verdict: None,
-            exit_status: 2,
-            error: None,
-            seconds: 0.0,
-            cut_short: false,
-            rules_that_could_not_look: 0,
-            findings: Vec::new(),
-            silenced: Vec::new(),
-            since_baseline: None,
-            reports: Vec::new(),
-            word,
-        }
-    }
-}
-
-impl Row {
-    /// Checked, and the report could not be written or the baseline not be read.
-    fn is_unkept(&self) -> bool {
-        self.verdict.is_some() && self.error.is_some()
+/// With nothing known of it yet.
+fn unseen(named: &Named, word: &'static str) -> InventoryRow {
+    InventoryRow {
+        name: named.name.clone(),
+        url: String::new(),
+        verdict: None,
+        exit_status: 2,
+        error: None,
+        seconds: 0.0,
+        cut_short: false,
+        rules_that_could_not_look: 0,
+        findings: Vec::new(),
+        silenced: Vec::new(),
+        since_baseline: None,
+        reports: Vec::new(),
+        word,
     }
 }
 
@@ -117,9 +63,10 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
     let work = || {
         while let Some(named) = file.all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let row = match window.asked() {
-                true => {
-                    Row { error: Some("interrupted before it was checked".into()), ..Row::of(named, "not checked") }
-                }
+                true => InventoryRow {
+                    error: Some("interrupted before it was checked".into()),
+                    ..unseen(named, "not checked")
+                },
                 false => look(doctor, &file, named, &window),
             };
             let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +86,7 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
     rows.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.name.cmp(&b.name)));
     let exit_status = rows.iter().map(|row| row.exit_status).max().unwrap_or(0);
     if output.format == Format::Json {
-        output.print_json(&Inventory { schema: SCHEMA, exit_status, deployments: rows })?;
+        output.print_json(&Inventory::of(exit_status, rows))?;
     } else {
         output.print(&shown(&rows))?;
     }
@@ -147,7 +94,7 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
 }
 
 /// What could not be checked comes first, then the worst.
-fn rank(row: &Row) -> (u8, u8) {
+fn rank(row: &InventoryRow) -> (u8, u8) {
     let worst = row.findings.iter().map(|f| f.severity as u8).max().unwrap_or(0);
     (2 - row.exit_status.min(2), u8::MAX - worst)
 }
@@ -156,25 +103,25 @@ fn names(dir: &Path, named: &Named) -> [PathBuf; 2] {
     ["json", "html"].map(|kind| dir.join(format!("{}.{kind}", named.name)))
 }
 
-fn look(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> Row {
+fn look(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> InventoryRow {
     let begun = Instant::now();
     // What goes wrong with one is no reason to lose the others.
     let looked = catch_unwind(AssertUnwindSafe(|| looked(doctor, file, named, window)));
     let row = looked.unwrap_or_else(|_| Err(anyhow!("the diagnosis panicked; this is a defect in unslow")));
-    let row = row.unwrap_or_else(|e| Row { error: Some(one_line(&e)), ..Row::of(named, "failed") });
-    Row { seconds: begun.elapsed().as_secs_f64(), ..row }
+    let row = row.unwrap_or_else(|e| InventoryRow { error: Some(one_line(&e)), ..unseen(named, "failed") });
+    InventoryRow { seconds: begun.elapsed().as_secs_f64(), ..row }
 }
 
 fn one_line(e: &anyhow::Error) -> String {
     text::clean_lines(&format!("{e:#}")).replace('\n', " ")
 }
 
-fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> anyhow::Result<Row> {
+fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> anyhow::Result<InventoryRow> {
     let baseline = named.baseline.as_deref().filter(|path| path.exists()).map(earlier).transpose();
     let reach = named.reach(&doctor.reach)?;
     let (target, options) = (named.target(&reach)?, reach.options()?);
     let settings = Settings {
-        window: named.window.unwrap_or(doctor.window),
+        window: named.window.unwrap_or(doctor.window()),
         ..doctor.settings(&target, options.clone(), Vec::new(), window)
     };
     let facts = match discover(&target, &options) {
@@ -190,7 +137,7 @@ fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) ->
     let reports = doctor.reports.as_deref().map_or(Ok(Vec::new()), |dir| keep(dir, named, &facts, &report));
     // With --only the question is whether it is there.
     let fail_on = doctor.fail_on.or(named.fail_on.filter(|_| doctor.only.is_empty()));
-    let brief = |finding: &unslow_doctor::Finding| Brief {
+    let brief = |finding: &unslow_doctor::Finding| InventoryFinding {
         id: finding.id.clone(),
         severity: finding.severity_now(),
         title: finding.title.clone(),
@@ -198,12 +145,12 @@ fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) ->
     };
     let changed = |before| {
         let all = diff(before, &report).into_iter().filter(|line| line.change != Change::Stays);
-        all.map(|line| Since { id: line.id, change: line.change }).collect()
+        all.map(|line| InventoryChange { id: line.id, change: line.change }).collect()
     };
-    let mut findings: Vec<Brief> = report.findings.iter().map(brief).collect();
+    let mut findings: Vec<InventoryFinding> = report.findings.iter().map(brief).collect();
     findings.sort_by_key(|brief| std::cmp::Reverse(brief.severity));
     let error = baseline.as_ref().err().or(reports.as_ref().err()).map(one_line);
-    Ok(Row {
+    Ok(InventoryRow {
         url: target.url(),
         verdict: Some(report.verdict),
         exit_status: if error.is_some() { 2 } else { exit_status(&report, fail_on) },
@@ -214,7 +161,7 @@ fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) ->
         silenced: report.silenced.iter().map(|silenced| silenced.id.clone()).collect(),
         since_baseline: baseline.ok().flatten().as_ref().map(changed),
         reports: reports.unwrap_or_default(),
-        ..Row::of(named, text::verdict(&report).1)
+        ..unseen(named, text::verdict(&report).1)
     })
 }
 
@@ -225,7 +172,7 @@ fn keep(dir: &Path, named: &Named, facts: &Facts, report: &Report) -> anyhow::Re
     Ok(vec![json, html])
 }
 
-fn shown(rows: &[Row]) -> String {
+fn shown(rows: &[InventoryRow]) -> String {
     let has_baseline = rows.iter().any(|row| row.since_baseline.is_some());
     let mut titles = vec!["deployment", "verdict", "findings", "the worst"];
     titles.extend(has_baseline.then_some("since baseline"));
@@ -241,10 +188,10 @@ fn shown(rows: &[Row]) -> String {
         }
         cells.push(line);
     }
-    let count = |is: &dyn Fn(&Row) -> bool| rows.iter().filter(|row| is(row)).count();
+    let count = |is: &dyn Fn(&InventoryRow) -> bool| rows.iter().filter(|row| is(row)).count();
     let bad = count(&|row| row.exit_status == 1);
-    let unkept = count(&|row| row.is_unkept());
-    let unseen = count(&|row| row.exit_status == 2 && !row.is_unkept());
+    let unkept = count(&|row| is_unkept(row));
+    let unseen = count(&|row| row.exit_status == 2 && !is_unkept(row));
     let took = rows.iter().map(|row| row.seconds).fold(0.0, f64::max);
     let slowest = unslow_units::time(Duration::from_secs_f64(took));
     let passed = count(&|row| row.exit_status == 0);
@@ -257,12 +204,12 @@ fn shown(rows: &[Row]) -> String {
     let unkept = if unkept > 0 { format!(", {unkept} checked with files that failed") } else { String::new() };
     let last = format!(
         "{}: {bad} failed, {unseen} not checked{unkept}, {passed} passed{of_passed}; the slowest took {slowest}",
-        text::plural(rows.len(), "deployment")
+        unslow_units::plural(rows.len(), "deployment")
     );
     format!("{}\n{}\n", table(&cells), textwrap::fill(&last, textwrap::termwidth()))
 }
 
-fn since(changes: &[Since]) -> String {
+fn since(changes: &[InventoryChange]) -> String {
     let of = |change: Change, mark: char| {
         changes.iter().filter(move |c| c.change == change).map(move |c| format!("{mark}{}", c.id))
     };

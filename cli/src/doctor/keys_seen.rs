@@ -4,10 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use unslow_facts::{Facts, KeyPattern, KeysSeen};
+use unslow_facts::{Facts, HotKeys, KeyPattern, KeysSeen, LongKey};
 
 /// Patterns that a diagnosis keeps.
 const PATTERNS: usize = 20;
+/// Of the longest keys, of each type; and of the hot ones, of each server.
+const OF_EACH: usize = 3;
 const SCHEMA: &str = "unslow.keys/1";
 
 /// What of the document is read.
@@ -19,6 +21,19 @@ struct Document {
     scanned: u64,
     servers: Vec<Server>,
     patterns: Vec<Pattern>,
+    longest: Vec<Long>,
+    /// Not in documents of an unslow that did not know HOTKEYS.
+    #[serde(default)]
+    hot: Vec<HotKeys>,
+}
+
+#[derive(Deserialize)]
+struct Long {
+    server: String,
+    key: String,
+    pattern: String,
+    kind: String,
+    length: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -63,12 +78,35 @@ pub fn read(path: &Path) -> anyhow::Result<Walk> {
         memory: p.memory.map(|memory| memory.value),
     };
     let patterns = document.patterns.into_iter().take(PATTERNS).map(pattern).collect();
-    let seen = KeysSeen { at_ms: document.at_ms, keys: document.keys, scanned: document.scanned, patterns };
+    let servers = document.servers.into_iter().flat_map(|of| [of.server, of.shard]);
+    let servers = servers.chain(document.hot.iter().map(|of| of.server.clone())).collect();
+    let mut hot = document.hot;
+    hot.iter_mut().for_each(|of| of.keys.truncate(OF_EACH));
+    let seen = KeysSeen {
+        at_ms: document.at_ms,
+        keys: document.keys,
+        scanned: document.scanned,
+        patterns,
+        longest: longest(document.longest),
+        hot,
+    };
     // Its numbers are checked as those of a facts file are.
     let facts = Facts { keys_seen: Some(seen.clone()), window_s: 1.0, ..Facts::of_nothing("") };
     facts.check().with_context(|| name.clone())?;
-    let servers = document.servers.into_iter().flat_map(|of| [of.server, of.shard]).collect();
     Ok(Walk { seen, servers, name })
+}
+
+/// The first of each type.
+fn longest(keys: Vec<Long>) -> Vec<LongKey> {
+    let mut all: Vec<LongKey> = Vec::new();
+    for Long { server, key, pattern, kind, length } in keys {
+        if let Some(length) = length
+            && all.iter().filter(|other| other.kind == kind).count() < OF_EACH
+        {
+            all.push(LongKey { server, key, pattern, kind, length });
+        }
+    }
+    all
 }
 
 impl Walk {

@@ -28,6 +28,9 @@ use crate::reach::Reach;
 use crate::server::Server;
 use crate::{acl, deployments, exchange, explain, files, fix_plan, incidents, silences, typed};
 
+/// The length of a window in a recording.
+const RECORDED: Duration = Duration::from_secs(60);
+
 #[derive(Args)]
 #[command(
     disable_help_flag = true,
@@ -66,9 +69,9 @@ pub struct Doctor {
     /// the last that was recorded]
     #[arg(long, value_name = "TIME", requires = "recording", allow_hyphen_values = true)]
     at: Option<String>,
-    /// With --recording: for this long
-    #[arg(long, default_value = "1m", value_parser = typed::lasting, value_name = "TIME")]
-    r#for: Duration,
+    /// With --recording: for this long [default: 1m]; otherwise the same as --window
+    #[arg(long, value_parser = typed::lasting, value_name = "TIME", conflicts_with = "window")]
+    r#for: Option<Duration>,
     /// With --recording: when the incident of this number was worst (`unslow incidents` lists them)
     #[arg(long, value_name = "N", requires = "recording", conflicts_with = "at")]
     incident: Option<u32>,
@@ -373,7 +376,7 @@ impl Doctor {
                     let window = open_window();
                     let settings = self.settings(target, options, hosts, &window);
                     let what = format!("looking at {} servers", deployment.members.len());
-                    let _bar = output.countdown(&what, self.window + Duration::from_millis(300));
+                    let _bar = output.countdown(&what, self.window() + Duration::from_millis(300));
                     return Ok((unslow_probe::run(&deployment, &settings), window));
                 }
                 Err(e) => failed.push((target, e)),
@@ -392,6 +395,11 @@ impl Doctor {
         Ok((facts, window))
     }
 
+    /// Of a live diagnosis.
+    fn window(&self) -> Duration {
+        self.r#for.unwrap_or(self.window)
+    }
+
     /// The facts of a window of a recording.
     fn recorded(&self) -> anyhow::Result<Facts> {
         let Some(dir) = &self.recording else { bail!("--recording takes a directory") };
@@ -404,13 +412,14 @@ impl Doctor {
         let named = (!self.urls.is_empty() || self.server.is_named()).then(|| self.first()).transpose()?;
         let named = named.map(|target| target.url());
         let url = tape.deployment(named.as_deref())?;
-        let window = incidents::window(&tape, self.at.as_deref(), self.r#for)?;
+        let length = self.r#for.unwrap_or(RECORDED);
+        let window = incidents::window(&tape, self.at.as_deref(), length)?;
         Ok(tape.facts(&url, window)?)
     }
 
     fn settings(&self, target: &Target, options: Options, hosts: Vec<Host>, window: &Guard) -> Settings {
         Settings {
-            window: self.window,
+            window: self.window(),
             options,
             show_keys: self.show_keys,
             host: !self.no_host,

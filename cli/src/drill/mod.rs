@@ -47,7 +47,7 @@ pub struct DrillArguments {
     /// Seed for the lab's jitter and loss
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Engine to use instead of the drill's: valkey-9.1, redis-7.0, redis-6.2, path, or a server executable
+    /// Engine to use instead of the drill's: valkey-9.1, redis-8.10, redis-7.0, redis-6.2, path, or a server executable
     #[arg(long, value_name = "NAME")]
     engine: Option<String>,
     /// Where the evidence of each run is kept [default: in the cache, see `unslow clean`]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use clap::Args;
 use unslow_client::{acl_rule_of_keys, discover};
-use unslow_keys::{Questions, Report, Scan, Settings, walk};
+use unslow_keys::{Hot, Questions, Report, Scan, Settings, track, walk};
 use unslow_probe::Salt;
 use unslow_units::count;
 
@@ -46,7 +46,9 @@ pub struct KeysArguments {
     /// Ask for the memory of each key (MEMORY USAGE)
     #[arg(long)]
     memory: bool,
-    /// Ask how often each key is accessed (OBJECT FREQ, where maxmemory-policy is LFU); walks masters
+    /// Find the most used keys: the servers count for the time of --for first (HOTKEYS, Redis 8.6 and later; it costs
+    /// their main threads a little), or are asked how often each key is accessed (OBJECT FREQ, where maxmemory-policy
+    /// is LFU); walks masters
     #[arg(long)]
     hot: bool,
     /// Walk masters, even where there are replicas
@@ -90,24 +92,34 @@ impl KeysArguments {
             bail!("{through} answered, and keys are counted at servers; give the URL of one of them");
         }
         let guard = unslow_interrupt::guard("ending the walk; what was seen so far follows (Ctrl-C again: at once)");
+        let salt = Salt::new(self.show_keys);
+        let begun = Instant::now();
+        let spinner = output.spinner();
+        let hot = if self.hot {
+            spinner.update("the servers count which keys they work for");
+            track(&deployment, &options, self.r#for, &salt, &|| guard.asked())
+        } else {
+            Hot::default()
+        };
         let settings = Settings {
             options,
             rate: self.rate,
             until: (!self.all).then(|| Instant::now() + self.r#for),
             on_masters: self.on_masters,
-            salt: Salt::new(self.show_keys),
+            tracked: hot.servers.iter().map(|tracked| tracked.server.clone()).collect(),
+            salt,
         };
-        let begun = Instant::now();
-        let spinner = output.spinner();
         let mut progress = |seen: u64, all: u64| {
             spinner.update(&format!("{} of {} keys", count(seen as f64), count(all as f64)));
         };
         let mut walked = walk(&deployment, &settings, &mut scan, &|| guard.asked(), &mut progress);
         drop(spinner);
+        walked.notes.extend(hot.notes);
+        walked.hot = hot.servers;
         let here = scan.parts.iter().filter(|part| part.is_here);
         let is_seen = here.clone().any(|part| part.scanned > 0 || part.is_done);
         let is_there = walked.missed > 0 || here.clone().any(|part| part.keys > 0);
-        if !is_seen && is_there && !walked.notes.is_empty() {
+        if !is_seen && is_there && walked.hot.is_empty() && !walked.notes.is_empty() {
             // The file keeps what an earlier walk has seen.
             bail!("no keys could be looked at: {}", walked.notes.join("; "));
         }
@@ -148,7 +160,7 @@ impl KeysArguments {
         let is_named = self.url.is_some() || self.server.is_named();
         let named = is_named.then(|| self.server.target(self.url.as_deref(), &self.reach)).transpose()?;
         let (server, _) = acl::server(version, named, &self.reach)?;
-        let rule = acl_rule_of_keys(server);
+        let rule = acl_rule_of_keys(server, self.hot);
         if output.json() {
             output.print_json(&acl::document(rule.as_deref()))?;
         }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anstyle::Style;
 use unslow_keys::estimate::Estimate;
-use unslow_keys::{KeyRow, PatternRow, Report};
+use unslow_keys::{HotServer, KeyRow, PatternRow, Report};
 use unslow_topology::{DeploymentKind, Role};
-use unslow_units::{bytes, count, percent, time, time_rough_s};
+use unslow_units::{bytes, count, percent, plural, time, time_rough_s};
 
 use crate::output::style;
 use crate::table::table;
@@ -21,6 +21,7 @@ pub struct Head {
 
 pub fn report(report: &Report, head: &Head, top: usize) -> String {
     let mut out = summary(report, head);
+    report.hot.iter().for_each(|server| hot(server, top, &mut out));
     if report.scanned > 0 {
         kinds(report, &mut out);
         patterns(report, top, &mut out);
@@ -52,6 +53,7 @@ fn summary(report: &Report, head: &Head) -> String {
     let seen = match report.is_complete {
         true if report.keys == 0 => "no keys".to_string(),
         true => format!("all {} keys seen", keys(report.keys)),
+        false if report.scanned == 0 => "no keys seen".to_string(),
         false => {
             let share = report.scanned as f64 / report.keys.max(1) as f64;
             format!("{} of {} keys seen ({})", keys(report.scanned), keys(report.keys), percent(share))
@@ -76,7 +78,16 @@ fn summary(report: &Report, head: &Head) -> String {
         line(&mut out, style::FAINT, &cost);
     }
     if !report.is_complete && report.scanned > 0 {
+        let is_counted = report.kinds.iter().all(|kind| kind.larger_unseen_at_most.is_some());
         let bound = match report.larger_unseen_at_most {
+            Some(0) if is_counted => {
+                "no unseen key is larger than the largest listed of its type, by INFO keysizes".into()
+            }
+            Some(n) if is_counted => {
+                let what =
+                    if n == 1 { "1 unseen key is".into() } else { format!("{} unseen keys are", count(n as f64)) };
+                format!("at most {what} larger than the largest listed of their type, by INFO keysizes")
+            }
             Some(1) => "at 95 % confidence at most 1 unseen key is larger than the largest listed".into(),
             Some(n) => {
                 format!("at 95 % confidence at most {} unseen keys are larger than the largest listed", count(n as f64))
@@ -86,10 +97,6 @@ fn summary(report: &Report, head: &Head) -> String {
         line(&mut out, style::FAINT, &format!("{bound}; ± is the 95 % margin"));
     }
     out
-}
-
-fn plural(n: usize, noun: &str) -> String {
-    if n == 1 { format!("1 {noun}") } else { format!("{} {noun}s", count(n as f64)) }
 }
 
 fn estimate(of: Estimate, shown: impl Fn(f64) -> String) -> String {
@@ -119,13 +126,42 @@ fn kinds(report: &Report, out: &mut String) {
     }
     title(out, "Types");
     *out += &table(&rows);
+    for kind in &report.kinds {
+        // The largest class: those that are missed most.
+        let largest = kind.sizes.iter().flatten().max_by_key(|class| class.from);
+        let Some((unseen, class)) = kind.larger_unseen_at_least.filter(|n| *n > 0).zip(largest) else { continue };
+        let than = if kind.longest.is_some() { " larger than the longest" } else { "" };
+        let text = format!(
+            "not seen: {}{than}; the largest have {} or more (INFO keysizes)",
+            plural(unseen as usize, &kind.kind),
+            length(Some(class.from), &kind.kind)
+        );
+        let _ = writeln!(out, "{}", fill(&text));
+    }
+}
+
+fn hot(server: &HotServer, top: usize, out: &mut String) {
+    let shown = |share: Option<f64>| share.map_or_else(|| "-".into(), percent);
+    let mut rows = vec![["CPU", "network", "key", "pattern"].map(String::from).to_vec()];
+    for row in server.keys.iter().take(top) {
+        rows.push(vec![shown(row.cpu_share), shown(row.net_share), clean(&row.key), clean(&row.pattern)]);
+    }
+    let name = format!(
+        "Hot keys of {}: shares of {} of a core in commands and of {}/s, over {}",
+        server.server,
+        percent(server.core_share),
+        bytes(server.net_bytes_s),
+        time_rough_s(server.seconds)
+    );
+    title(out, &fill(&name));
+    *out += &if server.keys.is_empty() { "no command used a key\n".to_string() } else { table(&rows) };
 }
 
 fn length(of: Option<u64>, kind: &str) -> String {
     match (of, kind) {
         (None, _) => "-".into(),
         (Some(n), "string") => bytes(n as f64),
-        (Some(n), "stream") => plural(n as usize, "entry").replace("entrys", "entries"),
+        (Some(n), "stream") => plural(n as usize, "entry"),
         (Some(n), "hash") => plural(n as usize, "field"),
         (Some(n), _) => plural(n as usize, "element"),
     }

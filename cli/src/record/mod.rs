@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
-use unslow_record::{CloserLook, Recorder, Settings, Tape};
+use unslow_record::{CloserLook, Contents, Recorded, Recorder, Settings, Tape};
 use unslow_units::{bytes, count, parse_bytes, time_rough_s};
 
 use self::alarms::{Alarms, Board};
@@ -30,8 +30,9 @@ use crate::typed::{end_after, lasting, retention, stall};
 use crate::web::{Http, Web};
 use crate::when::local_time;
 
-/// Version of the JSON of `record ls` and `record check`.
-const SCHEMA: &str = "unslow.recording/1";
+/// Versions of the JSON of `record ls` and of `record check`.
+const LS_SCHEMA: &str = "unslow.recording/1";
+const CHECK_SCHEMA: &str = "unslow.recording_check/1";
 /// Each wake-up costs as much as recording a node for a tenth of a second.
 const NAP: Duration = Duration::from_millis(500);
 
@@ -259,14 +260,12 @@ fn unix_ms() -> i64 {
 fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
     let tape = Tape::open(dir)?;
     let (span, size) = (tape.span(), size_of(dir)?);
-    let all: Vec<_> = tape.deployments().into_iter().map(|url| (url.to_string(), tape.nodes(&url))).collect();
+    let recorded = |url: std::sync::Arc<str>| Recorded { nodes: tape.nodes(&url), url: url.to_string() };
+    let all: Vec<Recorded> = tape.deployments().into_iter().map(recorded).collect();
     let looks = tape.closer_looks(tape.newest_ms() - LOOKS_OF.as_millis() as i64..tape.newest_ms() + 1);
     if output.json() {
-        let deployments: Vec<_> = all.iter().map(|(url, nodes)| json!({ "url": url, "nodes": nodes })).collect();
-        let document = json!({
-            "schema": SCHEMA, "from_ms": span.from_ms, "to_ms": span.to_ms, "bytes": size, "deployments": deployments,
-            "closer_looks": looks,
-        });
+        let (schema, from_ms, to_ms) = (LS_SCHEMA.into(), span.from_ms, span.to_ms);
+        let document = Contents { schema, from_ms, to_ms, bytes: size, deployments: all, closer_looks: looks };
         output.print_json(&document)?;
         return Ok(0);
     }
@@ -274,8 +273,8 @@ fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
     let (from, to) = (local_time(span.from_ms as u64), local_time(span.to_ms as u64));
     let mut text = format!("{from} to {to} ({lasts}), {}\n\n", bytes(size as f64));
     let mut rows = vec![vec!["deployment".to_string(), "server".to_string()]];
-    for (url, nodes) in &all {
-        rows.extend(nodes.iter().map(|node| vec![url.clone(), node.clone()]));
+    for of in &all {
+        rows.extend(of.nodes.iter().map(|node| vec![of.url.clone(), node.clone()]));
     }
     let _ = write!(text, "{}", table(&rows));
     if !looks.is_empty() {
@@ -312,7 +311,7 @@ fn check(dir: &Path, output: &Output) -> anyhow::Result<u8> {
             .iter()
             .map(|d| json!({ "file": d.file, "at": d.at, "bytes": d.bytes, "what": d.kind.words() }))
             .collect();
-        output.print_json(&json!({ "schema": SCHEMA, "damage": rows }))?;
+        output.print_json(&json!({ "schema": CHECK_SCHEMA, "damage": rows }))?;
         return Ok(status);
     }
     let mut text = String::new();

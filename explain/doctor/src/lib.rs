@@ -7,6 +7,7 @@
 mod chain;
 mod finding;
 mod incidents;
+mod inventory;
 mod logs;
 pub mod measure;
 mod report;
@@ -17,6 +18,7 @@ pub use finding::{
     Affected, Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of,
 };
 pub use incidents::{Incident, Incidents, Joiner, Repeats, SCHEMA as INCIDENTS_SCHEMA, SilencedRule, Turn, repeats};
+pub use inventory::{Inventory, InventoryChange, InventoryFinding, InventoryRow};
 pub use logs::LogLine;
 pub use report::{
     Answer, Answered, CannotSee, Change, Conclusion, DeploymentSummary, Diff, Looked, NodeSummary, Report, SCHEMA,

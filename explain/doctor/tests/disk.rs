@@ -278,8 +278,17 @@ fn a_pause_is_inferred_only_where_nothing_else_explains_blocked_clients() {
     assert_eq!(is(waits), Answered::Absent);
     // Keys change: writes go through.
     assert_ne!(is(held_back("7.0.15", "6", &[("rdb_changes_since_last_save", "7", "900")])), Answered::Present);
-    // Modules block clients as they like, and of a sample the others were not seen.
-    assert_eq!(is(held_back("7.0.15", "6", &[("module", "name=search", "name=search")])), Answered::Unknown);
+    // Modules block clients as they like: those of Redis 8 in commands that are known, any other in whatever it has.
+    let with = |module: &str, command: &str| {
+        let text = format!("name={module},ver=1");
+        let mut node = held_back("8.10.2", "6", &[("module", &text, &text)]);
+        node.clients = seen(clients(command));
+        is(node)
+    };
+    assert_eq!(with("vectorset", "set"), Answered::Present);
+    assert_eq!((with("vectorset", "vsim"), with("search", "FT.SEARCH")), (Answered::Absent, Answered::Absent));
+    assert_eq!(with("ours", "set"), Answered::Unknown);
+    // Of a sample the others were not seen.
     let mut sampled = held_back("7.0.15", "6", &[]);
     sampled.clients = seen(Clients { sampled: true, ..clients("set") });
     assert_eq!(is(sampled), Answered::Unknown);

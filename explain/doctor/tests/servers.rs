@@ -568,6 +568,23 @@ fn kernel_bound_and_no_pipelining_meet_without_a_gap_and_never_speak_together() 
     assert_eq!(speak(&one_by_one(0.4, 52_000.0, 4, 60)), [true, false]);
 }
 
+fn followed(facts: &mut Facts) {
+    let info = &mut facts.nodes[0].last.as_mut().expect("it was sampled").info;
+    info.0.insert("connected_slaves".into(), "3".into());
+}
+
+#[test]
+fn replicas_are_no_clients_that_were_counted() {
+    // Four connections that are idle for two thirds of their time, and three replicas, which connected_clients leaves out.
+    let mut facts = one_by_one(0.2, 20_000.0, 4, 60);
+    let is_alone = answer(&facts, "no_pipelining");
+    followed(&mut facts);
+    assert_eq!((answer(&facts, "no_pipelining"), is_alone), (Answered::Present, Answered::Present));
+    let mut facts = one_by_one(0.2, 10_000.0, 4, 60);
+    followed(&mut facts);
+    assert_eq!(answer(&facts, "no_pipelining"), Answered::Absent, "each waits for 15 % of its time");
+}
+
 /// Redis 5.0, which does not count its reads: so much CPU time outside commands for each, over four connections.
 fn uncounted(us_each: f64, ops: f64, more: &[(&str, f64)]) -> Facts {
     let (total, busy) = (ops * 10.0, ops * us_each / 1e6);

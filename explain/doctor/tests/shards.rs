@@ -7,7 +7,7 @@ mod hand;
 use common::{NOW_MS, answer, deployment, finding, node, seen};
 use hand::{before, command, commands, lines, text};
 use unslow_doctor::{Answered, Currency, Finding, Severity, diagnose};
-use unslow_facts::{Facts, Gap, Lack, LaterView, Node, Seen, SlotStat};
+use unslow_facts::{Facts, Gap, HotKey, HotKeys, KeysSeen, Lack, LaterView, Node, Seen, SlotStat};
 use unslow_topology::{ClusterView, DeploymentKind, Info, Role};
 
 const EVEN: [&str; 3] = ["0-5460", "5461-10922", "10923-16383"];
@@ -144,7 +144,7 @@ fn a_shard_that_is_full_before_the_others_is_a_risk() {
     set(&mut facts, 2, "used_memory:900000000\n");
     let found = finding(&facts, "shard_imbalance");
     assert!(on_two(&found) && found.impact.currency == Currency::Risk, "{found:?}");
-    assert!(commands(&found).contains("--memkeys"), "{}", commands(&found));
+    assert!(commands(&found).contains("--all --memory"), "{}", commands(&found));
 }
 
 /// Three masters with a million keys each in a gigabyte; the largest slot of master 2 has this many of its own, in this
@@ -198,14 +198,62 @@ fn how_the_hot_key_is_found_depends_on_the_server() {
         set(&mut facts, 2, fields);
         commands(&finding(&facts, "shard_imbalance"))
     };
-    assert!(!of("").contains("SLOT-STATS") && !of("").contains("HOTKEYS"));
+    assert!(!of("").contains("SLOT-STATS") && !of("").contains("--hot"));
     let valkey = of("valkey_version:8.1.0\nserver_name:valkey\n");
-    assert!(valkey.contains("SLOT-STATS") && !valkey.contains("HOTKEYS"), "{valkey}");
+    assert!(valkey.contains("SLOT-STATS") && !valkey.contains("--hot"), "{valkey}");
     let redis = of("redis_version:8.6.0\n");
-    assert!(redis.contains("SLOT-STATS") && redis.contains("HOTKEYS START METRICS 1 CPU"), "{redis}");
+    assert!(redis.contains("SLOT-STATS") && redis.contains("unslow keys 10.0.0.2:6379 --hot"), "{redis}");
     let mut facts = cluster([IDLE, hot(0.9), IDLE], &EVEN);
     facts.nodes[1].config = seen([("maxmemory-policy".to_string(), "allkeys-lfu".to_string())].into());
-    assert!(commands(&finding(&facts, "shard_imbalance")).contains("--hotkeys"));
+    assert!(commands(&finding(&facts, "shard_imbalance")).contains("--all --hot"));
+}
+
+/// A cluster whose second master is this busy, and has counted for one key this share of its time.
+fn counted(cpu: f64, share: f64) -> Facts {
+    let mut facts = cluster([IDLE, hot(cpu), IDLE], &EVEN);
+    let key = |name: &str, share| HotKey {
+        key: name.into(),
+        pattern: "counter:*".into(),
+        cpu_share: Some(share),
+        net_share: Some(share),
+    };
+    let keys = vec![key("key#1", share), key("key#2", 0.01)];
+    let hot = vec![HotKeys { server: address(2), seconds: 10.0, core_share: 0.3, keys }];
+    facts.keys_seen = Some(KeysSeen { at_ms: NOW_MS, hot, ..KeysSeen::default() });
+    facts
+}
+
+#[test]
+fn a_key_that_fills_its_master_is_why_the_shard_is_hot() {
+    let facts = counted(0.9, 0.5);
+    let report = diagnose(&facts, &[]);
+    assert_eq!(report.findings[0].id, "hot_key", "{:?}", report.findings.iter().map(|f| &f.id).collect::<Vec<_>>());
+    assert!(report.findings[0].chain.iter().any(|link| link.id == "shard_imbalance"));
+    let found = finding(&facts, "hot_key");
+    assert_eq!((found.impact.value * 100.0).round(), 45.0, "half of 0.9 of a core");
+    let said = found.evidence.iter().map(|e| e.value.as_str()).collect::<Vec<_>>().join("; ");
+    assert!(
+        said.contains(
+            "key#1 (counter:*): 50 % of the time of commands in 10 s, and 50 % of the bytes; the next ones took 1 %"
+        ),
+        "{said}"
+    );
+    assert_eq!(finding(&counted(0.5, 0.5), "hot_key").severity, Severity::Risk);
+}
+
+#[test]
+fn a_key_of_an_idle_master_or_among_many_is_none_that_is_hot() {
+    assert_eq!(answer(&counted(0.2, 0.9), "hot_key"), Answered::Absent);
+    assert_eq!(answer(&counted(0.9, 0.05), "hot_key"), Answered::Absent);
+    // Long commands on it, and the rest of the main thread for requests on others.
+    let mut few = counted(0.9, 0.5);
+    let all = few.keys_seen.iter_mut().flat_map(|seen| &mut seen.hot);
+    all.for_each(|of| (of.core_share, of.keys[0].net_share) = (0.1, Some(0.01)));
+    assert_eq!(answer(&few, "hot_key"), Answered::Absent, "0.5 x 0.1 + 0.01 x 0.8 of a core");
+    let mut unknown = counted(0.9, 0.9);
+    unknown.keys_seen.iter_mut().flat_map(|seen| &mut seen.hot).for_each(|of| of.server = "10.9.9.9:6379".into());
+    assert_eq!(answer(&unknown, "hot_key"), Answered::Absent);
+    assert_eq!(answer(&cluster([IDLE, hot(0.9), IDLE], &EVEN), "hot_key"), Answered::NotHere);
 }
 
 #[test]

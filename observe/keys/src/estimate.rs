@@ -13,7 +13,7 @@ const Z: f64 = 1.96;
 pub const CONFIDENCE: f64 = 0.95;
 
 /// A figure for all keys, and by how much it may be off (95 %); 0 where all were seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Estimate {
     pub value: f64,
     pub margin: f64,

@@ -10,15 +10,19 @@
 #![forbid(unsafe_code)]
 
 pub mod estimate;
+mod hot;
 mod patterns;
 mod places;
 mod report;
 mod scan;
+mod sizes;
 mod walk;
 mod walked;
 
+pub use hot::{Hot, HotKey, Stop, Tracked, track};
 pub use patterns::{Patterns, Sum};
-pub use report::{KeyRow, KindRow, PatternRow, Report, ServerRow};
+pub use report::{HotRow, HotServer, KeyRow, KindRow, PatternRow, Report, ServerRow};
 pub use scan::{Part, Questions, Scan, ScanError, Sums, Ttl};
+pub use sizes::SizeClass;
 pub use walk::{Settings, walk};
 pub use walked::{Cost, Walked};

@@ -1,13 +1,15 @@
 //! What a walk says of all keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use crate::estimate::Found;
 use crate::estimate::{CONFIDENCE, Estimate, Sample, total, unseen_at_most};
-use crate::patterns::Sum;
+use crate::hot::Tracked;
+use crate::patterns::{Patterns, Sum};
 use crate::scan::{By, Figures, Large, Questions, Scan, Sums, Ttl};
+use crate::sizes::{Classes, SizeClass, larger_unseen};
 use crate::walked::{Cost, Walked};
 
 const SCHEMA: &str = "unslow.keys/1";
@@ -17,9 +19,10 @@ const LEAST_KEYS: u64 = 10;
 const PATTERNS: usize = 200;
 
 /// The whole of it; times in seconds, sizes in bytes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Report {
-    pub schema: &'static str,
+    /// `unslow.keys/1`.
+    pub schema: String,
     /// Unix time in ms.
     pub at_ms: u64,
     /// Keys there are, and how many of them were seen.
@@ -31,7 +34,7 @@ pub struct Report {
     pub questions: Questions,
     /// Of bounds and margins.
     pub confidence: f64,
-    /// How many keys larger than the largest of a list can be unseen; `null` when nothing was seen.
+    /// How many keys larger than the largest of a list can be unseen; `null` when nothing was seen, or a shard was not.
     pub larger_unseen_at_most: Option<u64>,
     pub servers: Vec<ServerRow>,
     pub kinds: Vec<KindRow>,
@@ -44,13 +47,15 @@ pub struct Report {
     pub heaviest: Vec<KeyRow>,
     /// By uses; empty if they were not asked for.
     pub hottest: Vec<KeyRow>,
+    /// What HOTKEYS has shown, server by server; empty if it was not asked for.
+    pub hot: Vec<HotServer>,
     pub costs: Vec<Cost>,
     /// What stayed unseen, and why.
     pub notes: Vec<String>,
 }
 
 /// One database of one server.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct ServerRow {
     pub server: String,
     pub shard: String,
@@ -63,18 +68,50 @@ pub struct ServerRow {
 }
 
 /// Keys of one type.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct KindRow {
     pub kind: String,
+    /// As the servers count them, where they do.
     pub keys: Estimate,
     /// Share of its keys without a time to live; `null` where the server would not say.
     pub lasting_share: Option<f64>,
     pub longest: Option<u64>,
     pub memory: Option<Estimate>,
+    /// All keys by size when the walk began, as the servers count them (INFO keysizes); `null` where one does not.
+    pub sizes: Option<Vec<SizeClass>>,
+    /// By these classes: how many keys that were not seen are larger than the longest.
+    pub larger_unseen_at_least: Option<u64>,
+    pub larger_unseen_at_most: Option<u64>,
+}
+
+/// Which keys a server worked for most while HOTKEYS counted.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub struct HotServer {
+    pub server: String,
+    /// Whether the session was started for this report.
+    pub is_ours: bool,
+    pub seconds: f64,
+    /// Share of one core that all commands took.
+    pub core_share: f64,
+    /// Received and sent in all, in bytes a second.
+    pub net_bytes_s: f64,
+    /// The most time first.
+    pub keys: Vec<HotRow>,
+}
+
+/// One of these keys.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub struct HotRow {
+    pub key: String,
+    pub pattern: String,
+    /// Share of the time that all commands took on this server; `null`: others took more.
+    pub cpu_share: Option<f64>,
+    /// Share of the bytes that all commands received and sent; `null`: others took more.
+    pub net_share: Option<f64>,
 }
 
 /// Keys that are called alike.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct PatternRow {
     pub pattern: String,
     /// The types of its keys, the most frequent first.
@@ -87,7 +124,7 @@ pub struct PatternRow {
 }
 
 /// One key.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct KeyRow {
     pub pattern: String,
     /// Its name, or a hash of it.
@@ -106,11 +143,11 @@ pub struct KeyRow {
 
 impl Report {
     /// Of what was seen so far; `at_ms` is now.
-    pub fn of(scan: &Scan, walked: Walked, at_ms: u64) -> Report {
+    pub fn of(scan: &Scan, mut walked: Walked, at_ms: u64) -> Report {
         let samples: Vec<Sample> = scan.parts.iter().map(|part| part.sample()).collect();
         let share = samples.iter().map(|s| s.share()).fold(1.0, f64::min);
         let share = if walked.missed > 0 { 0.0 } else { share };
-        let mut notes = walked.notes;
+        let mut notes = std::mem::take(&mut walked.notes);
         for part in scan.parts.iter().filter(|part| part.is_here && part.scanned == 0 && part.keys > 0 && !part.is_done)
         {
             notes.push(format!(
@@ -128,6 +165,7 @@ impl Report {
             all
         });
         let all_keys = keys_of(&all, &samples).value;
+        let kinds = kinds(&all, &samples, scan, &walked);
         let pattern = |(pattern, sums): &(String, &Sums)| {
             let mut kinds: Vec<(u64, String)> = by_kind(sums).into_iter().map(|(k, f)| (f.keys, k)).collect();
             kinds.sort_by(|a, b| b.cmp(a));
@@ -163,7 +201,7 @@ impl Report {
         let list = |name: &str| scan.largest.get(name).into_iter().flatten().filter(is_here).map(key).collect();
         let longest = scan.largest.iter().filter(|(name, _)| name.starts_with("length "));
         Report {
-            schema: SCHEMA,
+            schema: SCHEMA.into(),
             at_ms,
             keys: samples.iter().map(|s| s.all).fold(0, u64::saturating_add),
             scanned: samples.iter().map(|s| s.seen).fold(0, u64::saturating_add),
@@ -171,17 +209,27 @@ impl Report {
             is_complete: walked.missed == 0 && scan.parts.iter().all(|part| part.is_done || !part.is_here),
             questions: scan.questions,
             confidence: CONFIDENCE,
-            larger_unseen_at_most: unseen_at_most(share),
+            larger_unseen_at_most: larger(share, &kinds),
             servers: servers(scan),
-            kinds: kinds(&all, &samples),
+            kinds,
             patterns: pattern_rows,
             patterns_left_out,
             longest: longest.flat_map(|(_, keys)| keys).filter(is_here).map(key).collect(),
             heaviest: list("memory"),
             hottest: list("heat"),
+            hot: walked.hot.into_iter().map(|tracked| hot_server(tracked, &patterns)).collect(),
             costs: walked.costs,
             notes,
         }
+    }
+}
+
+/// By the servers' own count, where they count all types that there are; by probability where that is less.
+fn larger(share: f64, kinds: &[KindRow]) -> Option<u64> {
+    let counted = kinds.iter().map(|kind| kind.larger_unseen_at_most).sum::<Option<u64>>();
+    match unseen_at_most(share)? {
+        likely if kinds.is_empty() => Some(likely),
+        likely => Some(counted.map_or(likely, |counted| counted.min(likely))),
     }
 }
 
@@ -209,18 +257,72 @@ fn by_kind(sums: &Sums) -> BTreeMap<String, Figures> {
     out
 }
 
-fn kinds(all: &Sums, samples: &[Sample]) -> Vec<KindRow> {
+/// Of all databases that are walked; `None` where one of them is not counted by its server, or a type is not.
+fn classes(scan: &Scan, sizes: &BTreeMap<usize, BTreeMap<String, Classes>>, kind: &str) -> Option<(Classes, Vec<u64>)> {
+    let mut all = Classes::new();
+    let here = |part: &usize| scan.parts[*part].is_here;
+    for part in (0..scan.parts.len()).filter(here) {
+        // A database can have no key of this type.
+        for (from, keys) in sizes.get(&part)?.get(kind).into_iter().flatten() {
+            *all.entry(*from).or_default() += keys;
+        }
+    }
+    let listed = scan.largest.get(&format!("length {kind}")).into_iter().flatten();
+    let listed: Vec<u64> = listed.filter(|key| here(&key.part)).filter_map(|key| key.length).collect();
+    (!all.is_empty()).then_some((all, listed))
+}
+
+fn hot_server(tracked: Tracked, patterns: &Patterns<Sums>) -> HotServer {
+    let share = |part: Option<u64>, all: u64| part.map(|n| (n as f64 / all.max(1) as f64).min(1.0));
+    let mut keys: Vec<HotRow> = tracked
+        .keys
+        .into_iter()
+        .map(|key| HotRow {
+            pattern: patterns.pattern(&key.places),
+            key: key.name,
+            cpu_share: share(key.cpu_us, tracked.commands_us),
+            net_share: share(key.net_bytes, tracked.net_bytes),
+        })
+        .collect();
+    let order = |row: &HotRow| (row.cpu_share.unwrap_or(0.0), row.net_share.unwrap_or(0.0));
+    keys.sort_by(|a, b| order(b).0.total_cmp(&order(a).0).then(order(b).1.total_cmp(&order(a).1)));
+    let seconds = tracked.seconds.max(1e-3);
+    HotServer {
+        server: tracked.server,
+        is_ours: tracked.is_ours,
+        seconds: tracked.seconds,
+        core_share: tracked.commands_us as f64 / 1e6 / seconds,
+        net_bytes_s: tracked.net_bytes as f64 / seconds,
+        keys,
+    }
+}
+
+/// Also types that the servers count, and of which no key was seen.
+fn kinds(all: &Sums, samples: &[Sample], scan: &Scan, walked: &Walked) -> Vec<KindRow> {
+    let is_complete = walked.missed == 0 && scan.parts.iter().all(|part| part.is_done || !part.is_here);
     let row = |kind: String| {
         let of = Sums(all.0.iter().filter(|(_, k, _)| *k == kind).cloned().collect());
+        let counted = classes(scan, &walked.sizes, &kind).filter(|_| walked.missed == 0);
+        let bounds = counted.as_ref().map(|(classes, listed)| larger_unseen(classes, listed));
+        let bounds = if is_complete { Some((0, 0)) } else { bounds };
+        let class = |(from, keys): (u64, u64)| SizeClass { from, keys };
+        let exact = |(classes, _): &(Classes, _)| classes.values().fold(0, |sum: u64, keys| sum.saturating_add(*keys));
+        let exact = counted.as_ref().filter(|_| !is_complete).map(exact);
         KindRow {
-            keys: keys_of(&of, samples),
+            keys: exact.map_or_else(|| keys_of(&of, samples), |n| Estimate { value: n as f64, margin: 0.0 }),
             lasting_share: lasting(&of, samples),
             longest: of.0.iter().filter_map(|(_, _, f)| f.longest).max(),
             memory: memory_of(&of, samples),
+            sizes: counted.map(|(classes, _)| classes.into_iter().map(class).collect()),
+            larger_unseen_at_least: bounds.map(|(least, _)| least),
+            larger_unseen_at_most: bounds.map(|(_, most)| most),
             kind,
         }
     };
-    let mut rows: Vec<KindRow> = by_kind(all).into_keys().map(row).collect();
+    let here = walked.sizes.iter().filter(|(part, _)| scan.parts[**part].is_here);
+    let counted = here.flat_map(|(_, by_kind)| by_kind.keys().cloned());
+    let names: BTreeSet<String> = by_kind(all).into_keys().chain(counted).collect();
+    let mut rows: Vec<KindRow> = names.into_iter().map(row).collect();
     rows.sort_by(|a, b| b.keys.value.total_cmp(&a.keys.value));
     rows
 }

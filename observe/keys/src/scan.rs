@@ -17,7 +17,7 @@ const SCHEMA: &str = "unslow.keys-walk/1";
 pub(crate) const MOST_KEYS: u64 = 1 << 50;
 
 /// What is asked about each key beside its type, length and time to live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Questions {
     /// MEMORY USAGE.
     pub memory: bool,

@@ -12,6 +12,7 @@ use unslow_topology::{ClusterView, DeploymentKind, Info, Member, Role};
 use crate::estimate::Sample;
 use crate::places::{Shard, shards};
 use crate::scan::{Key, MOST_KEYS, Part, Questions, Scan, Ttl};
+use crate::sizes::sizes;
 use crate::walked::{Cost, Walked};
 
 /// How to walk.
@@ -23,6 +24,8 @@ pub struct Settings {
     pub until: Option<Instant>,
     /// Masters only. Uses of keys are counted by each server for itself, so [`Questions::heat`] asks for this too.
     pub on_masters: bool,
+    /// Servers whose hot keys are known already.
+    pub tracked: BTreeSet<String>,
     pub salt: Salt,
 }
 
@@ -320,11 +323,14 @@ impl<'s> Shared<'_, 's> {
         let policy = info.get("maxmemory_policy").unwrap_or("unknown").to_string();
         if questions.heat && !policy.ends_with("lfu") {
             questions.heat = false;
-            self.note(format!(
-                "{}: it counts uses of keys only with an LFU policy, and maxmemory-policy is {policy}; CONFIG SET \
-                 maxmemory-policy allkeys-lfu starts the count (it evicts keys if maxmemory is set)",
-                member.address
-            ));
+            if !self.settings.tracked.contains(&member.address) {
+                self.note(format!(
+                    "{}: it counts uses of keys only with an LFU policy, and maxmemory-policy is {policy}; CONFIG SET \
+                     maxmemory-policy allkeys-lfu starts the count (it evicts keys if maxmemory is set). HOTKEYS needs \
+                     no policy, and Redis 8.6",
+                    member.address
+                ));
+            }
         }
         let spent_us = spent_us(&mut connection);
         let mut server = Server {
@@ -389,6 +395,9 @@ impl<'s> Shared<'_, 's> {
                 ));
             }
             server.parts.push(at);
+            if let Some(sizes) = sizes(info, database) {
+                self.walked().sizes.insert(at, sizes);
+            }
         }
     }
 

@@ -1,7 +1,12 @@
 //! What came of a walk beside what it has seen.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use unslow_topology::Role;
+
+use crate::hot::Tracked;
+use crate::sizes::Classes;
 
 /// What came of a walk beside the scan itself.
 #[derive(Debug, Default)]
@@ -13,6 +18,10 @@ pub struct Walked {
     pub broken: usize,
     /// Parts that had been seen to their end before.
     pub done_before: usize,
+    /// By the part's place in the scan: how many keys of each size there were when the walk began, by type.
+    pub sizes: BTreeMap<usize, BTreeMap<String, Classes>>,
+    /// What HOTKEYS has shown.
+    pub hot: Vec<Tracked>,
     /// What stayed unseen, and why.
     pub notes: Vec<String>,
 }
@@ -32,7 +41,7 @@ impl Walked {
 }
 
 /// What the walk cost a server.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Cost {
     pub server: String,
     pub role: Role,

@@ -43,7 +43,7 @@ pub use figures::{Figure, Figures};
 pub use live::Watching;
 pub use recorder::{Ended, Keys, Progress, Recorder, Settings, StartError};
 pub use scheme::LookedFor;
-pub use tape::{CloserLook, Tape, TapeError, Windows};
+pub use tape::{CloserLook, Contents, Recorded, Tape, TapeError, Windows};
 pub use unslow_series::Settings as Store;
 
 /// Deletes the oldest part of a recording: what is older than `keep`, and what is too much for `bytes_max`. Returns how

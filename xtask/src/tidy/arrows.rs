@@ -24,7 +24,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-series", &[]),
     ("unslow-given", &["unslow-facts"]),
     ("unslow-probe", &["unslow-client", "unslow-facts", "unslow-process", "unslow-resp", "unslow-topology"]),
-    ("unslow-keys", &["unslow-client", "unslow-probe", "unslow-topology"]),
+    ("unslow-keys", &["unslow-client", "unslow-probe", "unslow-topology", "unslow-units"]),
     (
         "unslow-record",
         &[
@@ -135,7 +135,17 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-testkit", &["unslow-client", "unslow-engine", "unslow-process", "unslow-resp", "unslow-topology"]),
     (
         "xtask",
-        &["unslow-bench", "unslow-doctor", "unslow-drill", "unslow-facts", "unslow-lab", "unslow-sink", "unslow-watch"],
+        &[
+            "unslow-bench",
+            "unslow-doctor",
+            "unslow-drill",
+            "unslow-facts",
+            "unslow-keys",
+            "unslow-lab",
+            "unslow-record",
+            "unslow-sink",
+            "unslow-watch",
+        ],
     ),
 ];
 

@@ -12,12 +12,12 @@ use textwrap::core::display_width;
 use unslow_doctor::measure::{ago, names};
 use unslow_doctor::{Answer, Answered, CannotSee, Finding, LogLine, Report, Severity, When};
 use unslow_facts::Lack;
-use unslow_units::{count, percent, time_us};
+use unslow_units::{count, percent, plural, time_us};
 
 use crate::output::style;
 use crate::silences;
 pub use words::{
-    Sorted, closing, confidence_words, currency_words, head, plural, severity_words, through, verdict, when_words,
+    Sorted, closing, confidence_words, currency_words, head, severity_words, through, verdict, when_words,
 };
 
 /// Lines of a report: the prompt takes the 24th.

@@ -5,7 +5,7 @@ use anstyle::Style;
 use unslow_doctor::measure::ago;
 use unslow_doctor::{Affected, CannotSee, Conclusion, Confidence, Currency, Finding, Report, Severity, When};
 use unslow_facts::Lack;
-use unslow_units::count;
+use unslow_units::{count, plural};
 
 use crate::output::style;
 
@@ -234,14 +234,4 @@ pub fn notes(report: &Report) -> Vec<&str> {
 
 pub fn is_note(gap: &CannotSee) -> bool {
     gap.id == "deployment" && gap.lack == Lack::Other
-}
-
-/// `1 cause`, `2 causes`, `2 remedies`, `2 events that are over`.
-pub fn plural(n: usize, noun: &str) -> String {
-    match (noun.split_once(' '), noun.strip_suffix('y')) {
-        _ if n == 1 => format!("1 {noun}"),
-        (Some((first, rest)), _) => format!("{n} {first}s {}", rest.replacen("that is", "that are", 1)),
-        (None, Some(stem)) => format!("{n} {stem}ies"),
-        (None, None) => format!("{n} {noun}s"),
-    }
 }

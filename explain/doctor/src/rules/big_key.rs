@@ -15,6 +15,7 @@
 
 use unslow_facts::{KeySize, SlowEntry};
 
+use super::key_patterns;
 use super::prelude::*;
 use super::slow_command::{from_replica, smaller_steps};
 
@@ -212,6 +213,7 @@ fn found(facts: &Facts, b: &Big) -> Finding {
             &length_of(kind),
             format!("{}: {kind} of {what} (run with --show-keys to see its name)", b.size.key),
         );
+    let finding = key_patterns::longest(finding, facts, kind);
     mend(gain(finding, b), facts, b)
 }
 

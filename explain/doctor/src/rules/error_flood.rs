@@ -422,7 +422,7 @@ fn unknown_or_wrong(finding: Finding, at: &Failing<'_>) -> Finding {
             )],
         );
     }
-    let modules = match node.info().is_some_and(|i| i.get("module").is_some()) {
+    let modules = match node.info().is_some_and(|i| i.modules().iter().any(|name| *name != "vectorset")) {
         true => "",
         false => "; no module is loaded, and JSON.*, FT.*, BF.* and TS.* each need one",
     };

@@ -1,8 +1,8 @@
 //! Which keys they are, where a walk through the keys was given (`unslow keys`, `--keys`). Not a rule: rules about
-//! memory add it to their evidence.
+//! memory, and about commands that read whole keys, add it to their evidence.
 
-use unslow_facts::{Facts, KeyPattern};
-use unslow_units::{count, percent};
+use unslow_facts::{Facts, KeyPattern, LongKey};
+use unslow_units::{bytes, count, percent};
 
 use crate::Finding;
 
@@ -30,6 +30,21 @@ pub fn told(finding: Finding, facts: &Facts, by: By) -> Finding {
         format!("{} of {} keys seen", count(seen.scanned as f64), count(seen.keys as f64))
     };
     finding.saw_at("unslow keys", format!("{part}: {text}"), seen.at_ms)
+}
+
+/// Adds the longest keys of a type, if a walk was given that saw some.
+pub fn longest(finding: Finding, facts: &Facts, kind: &str) -> Finding {
+    let Some(seen) = facts.keys_seen.as_ref() else { return finding };
+    let named = |key: &LongKey| {
+        let length = key.length as f64;
+        let length = if kind == "string" { bytes(length) } else { format!("{} elements", count(length)) };
+        format!("{length} ({}, {}, on {})", key.key, key.pattern, key.server)
+    };
+    let all: Vec<String> = seen.longest.iter().filter(|key| key.kind == kind).take(NAMED).map(named).collect();
+    if all.is_empty() {
+        return finding;
+    }
+    finding.saw_at("unslow keys", format!("the longest of type {kind}: {}", all.join(", ")), seen.at_ms)
 }
 
 fn words(patterns: &[KeyPattern], by: By) -> Option<String> {
@@ -63,7 +78,7 @@ mod tests {
     }
 
     fn evidence(patterns: Vec<KeyPattern>, by: By) -> Option<String> {
-        let keys_seen = Some(KeysSeen { at_ms: 7, keys: 1000, scanned: 400, patterns });
+        let keys_seen = Some(KeysSeen { at_ms: 7, keys: 1000, scanned: 400, patterns, ..KeysSeen::default() });
         let facts = Facts { keys_seen, ..Facts::of_nothing("") };
         told(Finding::new("x"), &facts, by).evidence.first().map(|e| e.value.clone())
     }
@@ -85,5 +100,26 @@ mod tests {
         assert!(evidence(plain, By::Memory).unwrap().ends_with("user:* has 60 %, cart:* has 39 % of the keys"));
         assert_eq!(evidence(vec![pattern("user:*", 5.0, 0.0, None)], By::Lasting), None);
         assert_eq!(told(Finding::new("x"), &Facts::of_nothing(""), By::Memory).evidence, []);
+    }
+
+    #[test]
+    fn the_longest_of_the_type_are_named() {
+        let key = |kind: &str, length| LongKey {
+            server: "10.0.0.1:6379".into(),
+            key: "key#1".into(),
+            pattern: "user:*".into(),
+            kind: kind.into(),
+            length,
+        };
+        let longest = vec![key("string", 2_000_000), key("hash", 70_000), key("hash", 5)];
+        let facts = Facts { keys_seen: Some(KeysSeen { longest, ..KeysSeen::default() }), ..Facts::of_nothing("") };
+        let said = |kind| super::longest(Finding::new("x"), &facts, kind).evidence.pop().map(|e| e.value);
+        assert_eq!(
+            said("hash").unwrap(),
+            "the longest of type hash: 70,000 elements (key#1, user:*, on 10.0.0.1:6379), 5 elements (key#1, user:*, on \
+             10.0.0.1:6379)"
+        );
+        assert!(said("string").unwrap().contains("2 MB"));
+        assert_eq!(said("list"), None);
     }
 }

@@ -119,6 +119,7 @@ rules![
     // server, as a whole
     main_thread_saturated,
     // shards
+    hot_key,
     shard_imbalance,
     hash_tag_skew,
     reads_on_master,

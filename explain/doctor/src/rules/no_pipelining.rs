@@ -64,8 +64,8 @@ impl Sequential<'_> {
         let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
         let (rtt_us, distance_seen) = round_trip_us(node)?;
         let idle: u64 = node.clients.value().map_or(0, |c| c.groups.iter().map(|g| g.idle_hour).sum());
-        let replicas = node.number("connected_slaves").unwrap_or(0.0);
-        let connections = (node.other_clients().unwrap_or(0.0) - idle as f64 - replicas).max(1.0);
+        // connected_clients is without the replicas.
+        let connections = (node.other_clients().unwrap_or(0.0) - idle as f64).max(1.0);
         let waiting = ops / connections * rtt_us / 1e6;
         Some(Sequential { node, ops, depth, busy, rtt_us, connections, waiting, distance_seen })
     }

@@ -41,11 +41,16 @@ const BLOCKING: &[&str] = &[
     "bzmpop",
     "bzpopmax",
     "bzpopmin",
+    "vadd",
+    "vsim",
     "wait",
     "waitaof",
     "xread",
     "xreadgroup",
 ];
+
+/// Those that come with Redis 8. Of their commands all have a dot in their name, or are above.
+const KNOWN_MODULES: &[&str] = &["ReJSON", "bf", "search", "searchlight", "timeseries", "vectorset"];
 
 /// A pause that was seen at the end of the window alone counts with this much of it left.
 const LASTS_MS: f64 = 1000.0;
@@ -139,10 +144,15 @@ fn shows_no_pauses(node: &Node) -> bool {
 }
 
 /// Whether clients are blocked that no command of theirs explains; only where all of them were seen. Modules block
-/// clients as they like.
+/// clients as they like, and of a module that is not known it cannot be told in which of its commands.
 fn unexplained(node: &Node) -> bool {
-    let modules = node.info().is_some_and(|i| i.get("module").is_some());
-    !modules && in_blocking_commands(node) == Some(0)
+    let modules = node.info().map(|info| info.modules()).unwrap_or_default();
+    modules.iter().all(|name| KNOWN_MODULES.contains(name)) && in_blocking_commands(node) == Some(0)
+}
+
+/// Whether a command waits by itself, or may: those of modules have a dot in their name.
+fn may_wait(command: &str) -> bool {
+    command.contains('.') || BLOCKING.contains(&command.to_lowercase().as_str())
 }
 
 /// Clients whose last command is one that waits; none where not all were seen.
@@ -153,7 +163,7 @@ fn in_blocking_commands(node: &Node) -> Option<u64> {
         return None;
     }
     let commands = clients.groups.iter().flat_map(|g| &g.commands);
-    Some(commands.filter(|(name, _)| BLOCKING.contains(&name.to_lowercase().as_str())).map(|(_, n)| n).sum())
+    Some(commands.filter(|(name, _)| may_wait(name)).map(|(_, n)| n).sum())
 }
 
 /// Nothing is paused, or it cannot be told.

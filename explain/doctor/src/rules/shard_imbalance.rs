@@ -14,8 +14,8 @@
 //!
 //! How to confirm: `INFO cpu`, `INFO commandstats` and `INFO memory` of each master, twice; `CLUSTER NODES` for the
 //! slots. Which slot: `CLUSTER SLOT-STATS ORDERBY cpu-usec LIMIT 10 DESC` (Valkey 8.0+, Redis 8.2+, with
-//! cluster-slot-stats-enabled yes). Which key: `HOTKEYS START METRICS 1 CPU COUNT 10 DURATION 10`, then `HOTKEYS GET`
-//! (Redis 8.6+); `redis-cli --hotkeys` under an LFU policy.
+//! cluster-slot-stats-enabled yes). Which key: `unslow keys URL --hot` (HOTKEYS of Redis 8.6+, or an LFU policy), and
+//! `hot_key` judges what it found.
 //! Never use MONITOR: it costs the very shard that has nothing left.
 //!
 //! What to do: if slots explain it, rebalance them. If keys do, rebalancing moves the problem and does not solve it:
@@ -256,8 +256,8 @@ fn filled_first(shards: &Shards, full: &Shard) -> Finding {
     }
     let keys = finding.fix(
         "Find the keys that fill it",
-        &[&cli(&full.node.address, "--memkeys"), &cli(&full.node.address, "--bigkeys")],
-        "each walks the whole key space of that master with SCAN",
+        &[&format!("unslow keys {} --all --memory", full.node.address)],
+        "it walks the whole key space with SCAN, on replicas and in at most a fifth of a server's time",
         "",
     );
     give_away(keys, full.node)
@@ -305,8 +305,19 @@ fn give_away(finding: Finding, node: &Node) -> Finding {
 /// Where keys explain it: find them, then do less with them.
 fn keys(finding: Finding, node: &Node) -> Finding {
     let finding = which(slots_seen(finding, node), node);
+    let finding = less_of_a_key(finding, node);
+    finding.fix(
+        "If a hash tag puts too much into one slot: use a narrower tag",
+        &["{tenant42}:user:7  ->  {tenant42:7}:user   (only keys that one command needs together share a tag)"],
+        "commands on keys with different tags fail with CROSSSLOT; the old keys must be copied",
+        "",
+    )
+}
+
+/// What relieves a server of a key that all clients want, by what they do most there.
+pub(super) fn less_of_a_key(finding: Finding, node: &Node) -> Finding {
     let reads = reads_on_master::read_share(node).unwrap_or(0.0);
-    let finding = if reads > 0.5 {
+    if reads > 0.5 {
         finding.fix(
             "Serve the hot keys from a client-side cache",
             &[
@@ -324,13 +335,7 @@ fn keys(finding: Finding, node: &Node) -> Finding {
             "one read becomes several, and their sum is not taken at a single moment",
             "add the parts up into one key",
         )
-    };
-    finding.fix(
-        "If a hash tag puts too much into one slot: use a narrower tag",
-        &["{tenant42}:user:7  ->  {tenant42:7}:user   (only keys that one command needs together share a tag)"],
-        "commands on keys with different tags fail with CROSSSLOT; the old keys must be copied",
-        "",
-    )
+    }
 }
 
 /// The slot that has taken the most time since the server counts it, where it does.
@@ -366,16 +371,16 @@ fn which(finding: Finding, node: &Node) -> Finding {
     if is_since(node, NEVER, (8, 6)) {
         finding = finding.fix(
             "Find the hot keys",
-            &[&run("HOTKEYS START METRICS 1 CPU COUNT 10 DURATION 10"), &run("HOTKEYS GET   (after ten seconds)")],
-            "it costs the main thread a little while it runs",
-            &run("HOTKEYS RESET"),
+            &[&format!("unslow keys {} --hot --show-keys", node.address)],
+            "the server counts for ten seconds (HOTKEYS), which costs its main thread a little",
+            "",
         );
     }
     if node.setting("maxmemory-policy").is_some_and(|policy| policy.ends_with("-lfu")) {
         finding = finding.fix(
             "Find the hot keys: the LFU policy counts them",
-            &[&run("--hotkeys")],
-            "it walks the whole key space of that master with SCAN",
+            &[&format!("unslow keys {} --all --hot --show-keys", node.address)],
+            "it walks the whole key space of that master with SCAN, in at most a fifth of its time",
             "",
         );
     }

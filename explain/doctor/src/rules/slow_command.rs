@@ -16,6 +16,7 @@
 //! What to do: work in smaller steps (the SCAN family, pages, batches), keep results, use a replica for reports.
 //! Sources: commandstats, SLOWLOG, CPU time and bytes sent of INFO.
 
+use super::key_patterns;
 use super::prelude::*;
 use crate::Link;
 
@@ -202,7 +203,25 @@ fn found(facts: &Facts, rows: &[Slow], worst: &Slow, victims: usize) -> Finding 
     if victims > 0 {
         finding = finding.not(format!("{} in the slow log: victims, not causes", plural(victims)));
     }
+    let finding = match kind_of(&command) {
+        Some(kind) => key_patterns::longest(finding, facts, kind),
+        None => finding,
+    };
     from_replica(smaller_steps(finding, node, &command, None), facts, node, &command)
+}
+
+/// The type of the keys that a command reads whole.
+fn kind_of(command: &str) -> Option<&'static str> {
+    Some(match command {
+        "HGETALL" | "HKEYS" | "HVALS" => "hash",
+        "SMEMBERS" | "SUNION" | "SINTER" | "SDIFF" | "SUNIONSTORE" | "SINTERSTORE" | "SDIFFSTORE" => "set",
+        "LRANGE" | "LINDEX" | "LINSERT" | "LREM" | "LPOS" | "LSET" => "list",
+        "ZRANGE" | "ZREVRANGE" | "ZRANGEBYSCORE" | "ZREVRANGEBYSCORE" | "ZRANGEBYLEX" | "ZREVRANGEBYLEX" | "ZUNION"
+        | "ZINTER" | "ZDIFF" | "ZUNIONSTORE" | "ZINTERSTORE" | "ZDIFFSTORE" => "zset",
+        "XRANGE" | "XREVRANGE" | "XREAD" | "XREADGROUP" => "stream",
+        "GET" | "GETEX" | "GETDEL" | "GETSET" => "string",
+        _ => return None,
+    })
 }
 
 /// What to do instead of a command, the commands for it, and what can go wrong.
