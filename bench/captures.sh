@@ -9,7 +9,7 @@ dir=$(mktemp -d)
 server=$UNSLOW_CACHE/engines/redis-8.10/redis-server
 "$server" --port 7791 --save "" --dir "$dir" > "$dir/log" 2>&1 &
 pid=$!
-trap 'tmux -L captures kill-server 2> /dev/null; kill $pid 2> /dev/null; rm -rf "$dir"' EXIT
+trap 'tmux -L captures kill-server 2> /dev/null || true; kill $pid 2> /dev/null || true; rm -rf "$dir"' EXIT
 for _ in $(seq 100); do grep -q "Ready to accept" "$dir/log" && break; sleep 0.1; done
 ln -s "$unslow" "$dir/unslow"
 cp explain/doctor/tests/facts/keys_command.json docs/sink.toml docs/gateway.toml "$dir"
@@ -34,7 +34,10 @@ capture() {
     tmux -L captures capture-pane -p | sed -e 's/ *$//' -e "s#$dir#DIR#g; s#$UNSLOW_CACHE#CACHE#g" | awk 'NF { for (; blank > 0; blank--) print ""; print; next } { blank++ }'
     echo '```'
     # A line that was wrapped by the terminal is one that did not fit.
-    tmux -L captures capture-pane -pJ | awk -v at="$name" 'length($0) > 80 { print at ": " $0 > "/dev/stderr"; found = 1 } END { exit found }' || wide=1
+    tmux -L captures capture-pane -pJ | python3 -c 'import sys
+long = [line for line in sys.stdin.read().splitlines() if len(line.rstrip()) > 80]
+print("".join(f"{sys.argv[1]}: {line}\n" for line in long), end="", file=sys.stderr)
+sys.exit(bool(long))' "$name" || wide=1
     tmux -L captures kill-session
 }
 

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
 out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out"
-for engine in ${ENGINES:-valkey-9.1 redis-7.0 redis-6.2 redis-5.0}; do
+for engine in ${ENGINES:-valkey-9.1 redis-8.10 redis-7.0 redis-6.2 redis-5.0}; do
     injected="$PWD/$out/doctor-injected-$engine.txt" healthy="$PWD/$out/doctor-healthy-$engine.txt"
     echo "$engine injected -> named first, its chain, other measured findings" > "$injected"
     echo "$engine healthy deployment -> findings above risk" > "$healthy"

@@ -13,7 +13,7 @@ fn main() {
         "{:<12} {:>6} {:>9} {:>9} {:>22} {:>34}",
         "engine", "nodes", "seconds", "commands", "server CPU share, most", "dearest command (server's clock)"
     );
-    for name in ["valkey-9.1", "redis-7.0", "redis-6.2", "redis-5.0"] {
+    for name in ["valkey-9.1", "redis-8.10", "redis-7.0", "redis-6.2", "redis-5.0"] {
         let engine = find(name).expect("the engine installs");
         let mut deployment =
             Deployment::start(&engine, &Shape::six_nodes(), &ServerSpec::default()).expect("the cluster starts");

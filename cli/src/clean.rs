@@ -8,6 +8,8 @@ use unslow_units::bytes;
 use crate::output::Output;
 use crate::table::table;
 
+const ENGINE: &str = "engine";
+
 #[derive(Args)]
 #[command(
     after_help = "What a running process uses stays, as far as this user may see it, and is named. Labs that run are \
@@ -83,7 +85,10 @@ impl CleanArguments {
         for row in rows {
             let why = row.why.map_or_else(String::new, |why| format!(": {why}"));
             let outcome = format!("{}{why}", row.outcome.words());
-            lines.push(vec![row.what.into(), bytes(row.bytes as f64), outcome, row.path]);
+            // Which one it is, where the path does not fit.
+            let name = std::path::Path::new(&row.path).file_name().unwrap_or_default().to_string_lossy();
+            let what = if row.what == ENGINE { format!("{ENGINE} {name}") } else { row.what.to_string() };
+            lines.push(vec![what, bytes(row.bytes as f64), outcome, row.path]);
         }
         output.print(&table(&lines))?;
         let verb = if self.dry_run { "would be freed" } else { "freed" };
@@ -94,7 +99,7 @@ impl CleanArguments {
     fn row(&self, holding: &Holding) -> Row {
         let (outcome, why) = self.outcome(holding);
         let what = match holding.purpose {
-            Purpose::Engine => "engine",
+            Purpose::Engine => ENGINE,
             Purpose::Clients => "client libraries",
             Purpose::Evidence => "evidence of drills",
             Purpose::Library => "preloaded library",

@@ -55,7 +55,7 @@ fn page(rule: &Rule, output: &Output) -> anyhow::Result<()> {
     let mut text = format!("{title}{}{title:#} {faint}{}{faint:#}\n\n{}", rule.title, rule.id, flow(&page, width));
     if !rule.leads_to.is_empty() {
         let leads = format!("Leads to: {}.", rule.leads_to.join(", "));
-        let _ = writeln!(text, "\n{}", textwrap::fill(&leads, width));
+        let _ = writeln!(text, "\n{}", crate::output::fill(&leads, width));
     }
     let _ = writeln!(text, "\n{faint}Check this rule only: unslow doctor URL --only {}{faint:#}", rule.id);
     output.print(&text)

@@ -48,6 +48,9 @@ pub struct GatewayArguments {
     /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(long, value_name = "URL")]
     target: Option<String>,
+    /// The same as --target
+    #[arg(value_name = "URL", conflicts_with = "target")]
+    url: Option<String>,
     /// Threads, each with connections of its own to every server [default: 1]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -103,10 +106,10 @@ impl GatewayArguments {
         if !self.listen.is_empty() {
             config.listen = self.listen.clone();
         }
-        if let Some(target) = &self.target {
+        if let Some(target) = self.target.as_ref().or(self.url.as_ref()) {
             config.target = target.clone();
         } else if self.config.is_none() {
-            bail!("which deployment? unslow gateway --target redis://host:port, or --config FILE");
+            bail!("which deployment? unslow gateway redis://host:port, or --config FILE");
         }
         config.threads = self.threads.unwrap_or(config.threads);
         if let Some(read) = self.read {

@@ -41,14 +41,23 @@ pub fn asked(words: &[OsString], is_verb: impl Fn(&str) -> bool) -> Option<Asked
     if let Some(at) = words.iter().position(|word| *word == "--format")
         && let Some(format) = words.get(at + 1)
     {
-        is_json = *format == "json";
+        // What is none is for the parser to refuse.
+        is_json = json_or_text(format)?;
         words.drain(at..at + 2);
     } else if let Some(at) = words.iter().position(|word| word.starts_with("--format=")) {
-        is_json = words.remove(at) == "--format=json";
+        is_json = json_or_text(words.remove(at).trim_start_matches("--format="))?;
     }
     let [_, "help", topic] = words[..] else { return None };
     let is_topic = !topic.starts_with('-') && !is_verb(topic);
     is_topic.then(|| Asked { page: page(topic), topic: topic.to_string(), is_json })
+}
+
+fn json_or_text(format: &str) -> Option<bool> {
+    match format {
+        "json" => Some(true),
+        "text" => Some(false),
+        _ => None,
+    }
 }
 
 fn page(topic: &str) -> anyhow::Result<&'static str> {
@@ -89,6 +98,7 @@ mod tests {
             let asked = asked_of(words).unwrap();
             assert_eq!((asked.is_json, asked.topic.as_str(), asked.page.is_ok()), (is_json, "guide", true), "{words}");
         }
+        assert!(asked_of("unslow help guide --format yaml").is_none());
     }
 
     #[test]

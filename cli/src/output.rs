@@ -154,15 +154,23 @@ impl Output {
         }
     }
 
-    /// Text for people is tamed. Lines of JSON escape what moves a cursor themselves, and stay what they are.
+    /// Text for people is tamed, and fits the terminal. Lines of JSON escape what moves a cursor themselves, and stay
+    /// what they are.
     fn shown<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.json() { Cow::Borrowed(text) } else { Cow::Owned(tame(text)) }
+        if self.json() {
+            return Cow::Borrowed(text);
+        }
+        let text = tame(text);
+        Cow::Owned(if std::io::stdout().is_terminal() { fitted(&text, textwrap::termwidth()) } else { text })
     }
 
     /// A line for the person at the terminal; never in the way of a pipe.
     pub fn note(&self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(anstream::stderr(), "{}", tame(text));
+            let text = tame(text);
+            let is_wide = std::io::stderr().is_terminal();
+            let text = if is_wide { fitted(&text, textwrap::termwidth()) } else { text };
+            let _ = writeln!(anstream::stderr(), "{text}");
         }
     }
 
@@ -231,7 +239,15 @@ impl Spinner {
     /// A line that stays above it, on a terminal only.
     pub fn keep(&self, what: &str) {
         if let Some(bar) = &self.bar {
-            bar.println(tame(what));
+            bar.println(fitted(&tame(what), textwrap::termwidth()));
+        }
+    }
+
+    /// A note while it turns: in the same place, so that nothing of it is left in between.
+    pub fn note(&self, output: &Output, what: &str) {
+        match &self.bar {
+            Some(_) => self.keep(what),
+            None => output.note(what),
         }
     }
 }
@@ -242,6 +258,22 @@ impl Drop for Spinner {
             bar.finish_and_clear();
         }
     }
+}
+
+/// A paragraph in lines of this width: broken at spaces alone, as an option or a URL is one word.
+pub fn fill(text: &str, width: usize) -> String {
+    let options = textwrap::Options::new(width).break_words(false);
+    textwrap::fill(text, options.word_splitter(textwrap::WordSplitter::NoHyphenation))
+}
+
+/// Wraps sentences that are wider than the terminal, which would break them inside a word. What is indented is a
+/// command to copy, or fits already.
+fn fitted(text: &str, width: usize) -> String {
+    let line = |line: &str| {
+        let is_prose = !line.starts_with([' ', '\t']) && textwrap::core::display_width(line) > width;
+        if is_prose { fill(line, width) } else { line.to_string() }
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Words of servers stand in texts and notes: none may move the cursor. Ends of lines, tabs and colours stay.
@@ -296,6 +328,16 @@ impl Drop for Countdown {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sentences_are_wrapped_between_words_and_commands_are_left() {
+        let text = "one two three\n  unslow doctor redis://10.0.0.1:6379\n\nredis://10.0.0.1:6379 here\n";
+        let fits = "one two\nthree\n  unslow doctor redis://10.0.0.1:6379\n\nredis://10.0.0.1:6379\nhere\n";
+        assert_eq!(fitted(text, 8), fits);
+        assert_eq!(fitted("\u{1b}[1mone two\u{1b}[0m\n", 8), "\u{1b}[1mone two\u{1b}[0m\n");
+        assert_eq!(fitted(text, 80), text);
+        assert_eq!(fitted("say --no-preload\n", 8), "say\n--no-preload\n");
+    }
 
     #[test]
     fn what_is_printed_for_people_moves_no_cursor_and_json_stays_what_it_is() {

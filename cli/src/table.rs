@@ -46,7 +46,7 @@ fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
         let faint = style::FAINT;
         let left_out = titles.get(widths.len()..).unwrap_or_default().join(", ");
         let line = format!("not shown: {left_out}; a wider terminal, a pipe or --format json has all columns");
-        out += &format!("{faint}{}{faint:#}\n", textwrap::fill(&line, width.unwrap_or(usize::MAX)));
+        out += &format!("{faint}{}{faint:#}\n", crate::output::fill(&line, width.unwrap_or(usize::MAX)));
     }
     out
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use unslow_topology::{Change, DeploymentKind, Health, Role, Topology};
-use unslow_units::{time, time_us};
+use unslow_units::{plural, time, time_us};
 use unslow_watch::{Delta, Known, Line, News, Publish, Settings, Watch};
 
 use crate::output::{Output, style};
@@ -107,7 +107,8 @@ pub fn overview(topology: &Topology) -> String {
         DeploymentKind::Standalone => "single server",
     };
     let (title, bad) = (style::TITLE, style::BAD);
-    let mut out = format!("{title}{kind}, {} nodes{title:#}\n", topology.nodes.len());
+    let nodes = plural(topology.nodes.len(), "node");
+    let mut out = format!("{title}{kind}, {nodes}{title:#}\n");
     let mut node = |n: &unslow_topology::Node, indent: &str| {
         let mut words = vec![n.role.word().to_string()];
         if topology.kind == DeploymentKind::Cluster && !n.slots.is_empty() {

@@ -125,6 +125,7 @@ fn keys_seen(seen: &KeysSeen) -> Result<(), Impossible> {
     seen.longest.iter().try_for_each(|key| within(key.length as f64, 0.0, LARGEST_BYTES, "length of a key"))?;
     seen.hot.iter().try_for_each(|of| {
         within(of.seconds, 0.0, WINDOW_S, "seconds of hot keys")?;
+        within(of.started_ms as f64, 0.0, LAST_MS, "a time of hot keys")?;
         within(of.core_share, 0.0, CORES, "core_share of hot keys")?;
         let shares = of.keys.iter().flat_map(|key| [key.cpu_share, key.net_share]).flatten();
         shares.into_iter().try_for_each(|share| within(share, 0.0, 1.0, "a share of a hot key"))

@@ -37,8 +37,17 @@ pub struct LongKey {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct HotKeys {
     pub server: String,
+    /// Of the server's process, as INFO says: it may have several addresses.
+    pub run_id: String,
+    /// When it began to count, unix time in ms.
+    pub started_ms: u64,
     /// How long it counted.
     pub seconds: f64,
+    /// Whether it counted in all slots.
+    pub is_whole: bool,
+    /// Which of the two it counted for each key.
+    pub counts_cpu: bool,
+    pub counts_net: bool,
     /// Share of one core that all its commands took.
     pub core_share: f64,
     /// The most time first.

@@ -160,11 +160,10 @@ impl Info {
         databases.map(|(_, v)| part(v, "expires") as u64).fold(0, u64::saturating_add)
     }
 
-    /// Names of its modules, those that come with the server among them.
-    pub fn modules(&self) -> Vec<&str> {
-        // Facts that an older unslow has saved have the last line alone, under the field's plain name.
-        let plain = self.get(MODULE).and_then(|text| text.strip_prefix("name=")?.split(',').next());
-        self.prefixed("module:name=").map(|(name, _)| name).chain(plain).collect()
+    /// Names of its modules, those that come with the server among them. `None` where they are not all known: facts
+    /// that an older unslow has saved have the last line alone, under the field's plain name.
+    pub fn modules(&self) -> Option<Vec<&str>> {
+        self.get(MODULE).is_none().then(|| self.prefixed("module:name=").map(|(name, _)| name).collect())
     }
 
     /// The fields with this prefix, by the rest of their names.
@@ -225,10 +224,12 @@ mod tests {
     fn every_module_is_named() {
         let text =
             "# Modules\r\nmodule:name=vectorset,ver=1,api=1\r\nmodule:name=my,ver=2\r\nmodule:odd\r\nmodules:3\r\n";
-        assert_eq!(Info::parse(text).modules(), ["my", "vectorset"]);
-        assert_eq!(Info::parse("a:1\r\n").modules(), [] as [&str; 0]);
+        assert_eq!(Info::parse(text).modules(), None);
+        let text = text.replace("module:odd\r\n", "");
+        assert_eq!(Info::parse(&text).modules().unwrap(), ["my", "vectorset"]);
+        assert_eq!(Info::parse("a:1\r\n").modules(), Some(Vec::new()));
         let saved: Info = serde_json::from_str(r#"{"module":"name=search,ver=1"}"#).unwrap();
-        assert_eq!(saved.modules(), ["search"]);
+        assert_eq!(saved.modules(), None);
     }
 
     #[test]

@@ -589,12 +589,15 @@ struct Live<'a> {
 impl Live<'_> {
     fn tell(&self, progress: Progress) {
         match progress {
-            Progress::Preload { done: 0, total } => self.output.note(&format!(
-                "writing {} keys first, {}...; they {} (--no-preload leaves it out)",
-                count(total as f64),
-                self.prefix,
-                if self.keeps { "stay there" } else { "are removed at the end" }
-            )),
+            Progress::Preload { done: 0, total } => self.spinner.note(
+                self.output,
+                &format!(
+                    "writing {} keys first, {}...; they {} (--no-preload leaves it out)",
+                    count(total as f64),
+                    self.prefix,
+                    if self.keeps { "stay there" } else { "are removed at the end" }
+                ),
+            ),
             Progress::Preload { done, total } if done < total => {
                 self.spinner.update(&format!(
                     "writing the keys first: {} of {}",

@@ -265,7 +265,7 @@ fn seconds(run: &Run) -> String {
 /// What a comparison found, a line for each metric.
 pub fn comparison(comparison: &Comparison) -> String {
     let (t, w) = (style::TITLE, style::WARN);
-    let side = |s: &Side| format!("{} at {} ({} runs)", s.version, s.target, s.runs);
+    let side = |s: &Side| format!("{} at {} ({})", s.version, s.target, plural(s.runs, "run"));
     let turn = if comparison.interleaved { ", in turn" } else { "" };
     let mut out = format!("{t}A{t:#} {}\n{t}B{t:#} {}{turn}\n\n", side(&comparison.a), side(&comparison.b));
     for d in &comparison.differences {

@@ -18,8 +18,7 @@ pub fn rows(report: &Report) -> Vec<Vec<String>> {
 pub fn report(report: &Report) -> String {
     let (title, faint, bad) = (style::TITLE, style::FAINT, style::BAD);
     let mut out = format!("\n{title}{}{title:#} ({}, incident {})\n", report.title, report.case, report.incident);
-    let options = textwrap::Options::with_termwidth();
-    let _ = writeln!(out, "{}", textwrap::fill(&report.about, &options));
+    let _ = writeln!(out, "{}", crate::output::fill(&report.about, textwrap::termwidth()));
     if let Some(d) = &report.diagnosis {
         let (mark, word) = if d.right { (style::GOOD, "right") } else { (bad, "wrong") };
         let _ = writeln!(out, "\ndoctor: {mark}{}{mark:#} ({word}): {}", d.found, d.sentence);

@@ -206,7 +206,7 @@ fn shown(rows: &[InventoryRow]) -> String {
         "{}: {bad} failed, {unseen} not checked{unkept}, {passed} passed{of_passed}; the slowest took {slowest}",
         unslow_units::plural(rows.len(), "deployment")
     );
-    format!("{}\n{}\n", table(&cells), textwrap::fill(&last, textwrap::termwidth()))
+    format!("{}\n{}\n", table(&cells), crate::output::fill(&last, textwrap::termwidth()))
 }
 
 fn since(changes: &[InventoryChange]) -> String {

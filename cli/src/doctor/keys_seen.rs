@@ -8,7 +8,7 @@ use unslow_facts::{Facts, HotKeys, KeyPattern, KeysSeen, LongKey};
 
 /// Patterns that a diagnosis keeps.
 const PATTERNS: usize = 20;
-/// Of the longest keys, of each type; and of the hot ones, of each server.
+/// Of the longest keys, of each type; and of the hot ones, of each server, by CPU time and by bytes.
 const OF_EACH: usize = 3;
 const SCHEMA: &str = "unslow.keys/1";
 
@@ -81,7 +81,12 @@ pub fn read(path: &Path) -> anyhow::Result<Walk> {
     let servers = document.servers.into_iter().flat_map(|of| [of.server, of.shard]);
     let servers = servers.chain(document.hot.iter().map(|of| of.server.clone())).collect();
     let mut hot = document.hot;
-    hot.iter_mut().for_each(|of| of.keys.truncate(OF_EACH));
+    // They are in the order of their CPU time; those with the most bytes may be behind.
+    for of in &mut hot {
+        let mut by_bytes = of.keys.split_off(OF_EACH.min(of.keys.len()));
+        by_bytes.sort_by(|a, b| b.net_share.unwrap_or(0.0).total_cmp(&a.net_share.unwrap_or(0.0)));
+        of.keys.extend(by_bytes.into_iter().take(OF_EACH));
+    }
     let seen = KeysSeen {
         at_ms: document.at_ms,
         keys: document.keys,

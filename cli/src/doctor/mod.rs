@@ -58,7 +58,7 @@ pub struct Doctor {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["urls", "save", "host", "server_host", "server_port", "server_uri"]
+        conflicts_with_all = ["urls", "save", "host", "for", "server_host", "server_port", "server_uri"]
     )]
     from: Option<PathBuf>,
     /// Diagnose a recording made by `unslow record`, without contacting anything; where it has several deployments, URL
@@ -85,7 +85,8 @@ pub struct Doctor {
     /// A server's log, as evidence; works without a URL too. `-` is standard input; may be repeated
     #[arg(long, value_name = "FILE")]
     log: Vec<PathBuf>,
-    /// What `unslow keys URL --format json` has printed, as evidence: which keys take the memory, which have no TTL
+    /// What `unslow keys URL --format json` has printed, as evidence: which keys take the memory, have no
+    /// TTL or are hot
     #[arg(long, value_name = "FILE", conflicts_with = "inventory")]
     keys: Option<PathBuf>,
     /// Do not collect facts about this machine

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use clap::Args;
 use unslow_client::{acl_rule_of_keys, discover};
-use unslow_keys::{Hot, Questions, Report, Scan, Settings, track, walk};
+use unslow_keys::{Hot, Questions, Report, Scan, Settings, Walked, track, walk};
 use unslow_probe::Salt;
 use unslow_units::count;
 
@@ -106,13 +106,20 @@ impl KeysArguments {
             rate: self.rate,
             until: (!self.all).then(|| Instant::now() + self.r#for),
             on_masters: self.on_masters,
-            tracked: hot.servers.iter().map(|tracked| tracked.server.clone()).collect(),
+            tracked: hot.servers.iter().map(|tracked| tracked.run_id.clone()).collect(),
             salt,
         };
         let mut progress = |seen: u64, all: u64| {
             spinner.update(&format!("{} of {} keys", count(seen as f64), count(all as f64)));
         };
-        let mut walked = walk(&deployment, &settings, &mut scan, &|| guard.asked(), &mut progress);
+        // A count that was interrupted is a result as well.
+        let is_cut = guard.asked() && !hot.servers.is_empty();
+        let mut walked = if is_cut {
+            let why = "interrupted before the walk began: no keys were looked at".to_string();
+            Walked { missed: 1, notes: vec![why], ..Walked::default() }
+        } else {
+            walk(&deployment, &settings, &mut scan, &|| guard.asked(), &mut progress)
+        };
         drop(spinner);
         walked.notes.extend(hot.notes);
         walked.hot = hot.servers;
@@ -131,7 +138,7 @@ impl KeysArguments {
         }
         let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         scan.at_ms = at_ms;
-        let is_whole = walked.missed == 0 && walked.broken == 0;
+        let is_whole = is_cut || (walked.missed == 0 && walked.broken == 0);
         let report = Report::of(&scan, walked, at_ms);
         if output.json() {
             output.print_json(&report)?;

@@ -34,7 +34,7 @@ pub fn report(report: &Report, head: &Head, top: usize) -> String {
 }
 
 fn fill(text: &str) -> String {
-    textwrap::fill(text, textwrap::termwidth())
+    crate::output::fill(text, textwrap::termwidth())
 }
 
 fn line(out: &mut String, style: Style, text: &str) {
@@ -78,16 +78,7 @@ fn summary(report: &Report, head: &Head) -> String {
         line(&mut out, style::FAINT, &cost);
     }
     if !report.is_complete && report.scanned > 0 {
-        let is_counted = report.kinds.iter().all(|kind| kind.larger_unseen_at_most.is_some());
         let bound = match report.larger_unseen_at_most {
-            Some(0) if is_counted => {
-                "no unseen key is larger than the largest listed of its type, by INFO keysizes".into()
-            }
-            Some(n) if is_counted => {
-                let what =
-                    if n == 1 { "1 unseen key is".into() } else { format!("{} unseen keys are", count(n as f64)) };
-                format!("at most {what} larger than the largest listed of their type, by INFO keysizes")
-            }
             Some(1) => "at 95 % confidence at most 1 unseen key is larger than the largest listed".into(),
             Some(n) => {
                 format!("at 95 % confidence at most {} unseen keys are larger than the largest listed", count(n as f64))
@@ -127,16 +118,27 @@ fn kinds(report: &Report, out: &mut String) {
     title(out, "Types");
     *out += &table(&rows);
     for kind in &report.kinds {
-        // The largest class: those that are missed most.
         let largest = kind.sizes.iter().flatten().max_by_key(|class| class.from);
         let Some((unseen, class)) = kind.larger_unseen_at_least.filter(|n| *n > 0).zip(largest) else { continue };
-        let than = if kind.longest.is_some() { " larger than the longest" } else { "" };
+        let longer = if kind.longest.is_some() { ", longer than any that was" } else { "" };
+        let (has, what) = (if unseen == 1 { "it has" } else { "the longest has" }, unit(&kind.kind));
         let text = format!(
-            "not seen: {}{than}; the largest have {} or more (INFO keysizes)",
-            plural(unseen as usize, &kind.kind),
-            length(Some(class.from), &kind.kind)
+            "not seen: {} of type {}{longer}; {has} at least {} {what}s (INFO keysizes)",
+            plural(unseen as usize, "key"),
+            kind.kind,
+            count(class.from as f64)
         );
         let _ = writeln!(out, "{}", fill(&text));
+    }
+}
+
+/// What the length of a key is counted in.
+fn unit(kind: &str) -> &'static str {
+    match kind {
+        "string" => "byte",
+        "hash" => "field",
+        "stream" => "entry",
+        _ => "element",
     }
 }
 
@@ -147,23 +149,21 @@ fn hot(server: &HotServer, top: usize, out: &mut String) {
         rows.push(vec![shown(row.cpu_share), shown(row.net_share), clean(&row.key), clean(&row.pattern)]);
     }
     let name = format!(
-        "Hot keys of {}: shares of {} of a core in commands and of {}/s, over {}",
+        "Hot keys of {} over {} (its commands took {} of a core; traffic {}/s)",
         server.server,
+        time_rough_s(server.seconds),
         percent(server.core_share),
-        bytes(server.net_bytes_s),
-        time_rough_s(server.seconds)
+        bytes(server.net_bytes_s)
     );
     title(out, &fill(&name));
-    *out += &if server.keys.is_empty() { "no command used a key\n".to_string() } else { table(&rows) };
+    *out += &if server.keys.is_empty() { "no command that was counted used a key\n".to_string() } else { table(&rows) };
 }
 
 fn length(of: Option<u64>, kind: &str) -> String {
     match (of, kind) {
         (None, _) => "-".into(),
         (Some(n), "string") => bytes(n as f64),
-        (Some(n), "stream") => plural(n as usize, "entry"),
-        (Some(n), "hash") => plural(n as usize, "field"),
-        (Some(n), _) => plural(n as usize, "element"),
+        (Some(n), kind) => plural(n as usize, unit(kind)),
     }
 }
 

@@ -575,7 +575,7 @@ fn followed(facts: &mut Facts) {
 
 #[test]
 fn replicas_are_no_clients_that_were_counted() {
-    // Four connections that are idle for two thirds of their time, and three replicas, which connected_clients leaves out.
+    // Four connections that wait for a third of their time, and three replicas, which connected_clients leaves out.
     let mut facts = one_by_one(0.2, 20_000.0, 4, 60);
     let is_alone = answer(&facts, "no_pipelining");
     followed(&mut facts);

@@ -218,7 +218,17 @@ fn counted(cpu: f64, share: f64) -> Facts {
         net_share: Some(share),
     };
     let keys = vec![key("key#1", share), key("key#2", 0.01)];
-    let hot = vec![HotKeys { server: address(2), seconds: 10.0, core_share: 0.3, keys }];
+    let hot = vec![HotKeys {
+        server: address(2),
+        run_id: String::new(),
+        started_ms: NOW_MS - 60_000,
+        seconds: 10.0,
+        is_whole: true,
+        counts_cpu: true,
+        counts_net: true,
+        core_share: 0.03,
+        keys,
+    }];
     facts.keys_seen = Some(KeysSeen { at_ms: NOW_MS, hot, ..KeysSeen::default() });
     facts
 }
@@ -233,9 +243,7 @@ fn a_key_that_fills_its_master_is_why_the_shard_is_hot() {
     assert_eq!((found.impact.value * 100.0).round(), 45.0, "half of 0.9 of a core");
     let said = found.evidence.iter().map(|e| e.value.as_str()).collect::<Vec<_>>().join("; ");
     assert!(
-        said.contains(
-            "key#1 (counter:*): 50 % of the time of commands in 10 s, and 50 % of the bytes; the next ones took 1 %"
-        ),
+        said.contains("key#1 (counter:*): 50 % of the time of commands and 50 % of the bytes, over 10 s"),
         "{said}"
     );
     assert_eq!(finding(&counted(0.5, 0.5), "hot_key").severity, Severity::Risk);
@@ -246,14 +254,36 @@ fn a_key_of_an_idle_master_or_among_many_is_none_that_is_hot() {
     assert_eq!(answer(&counted(0.2, 0.9), "hot_key"), Answered::Absent);
     assert_eq!(answer(&counted(0.9, 0.05), "hot_key"), Answered::Absent);
     // Long commands on it, and the rest of the main thread for requests on others.
-    let mut few = counted(0.9, 0.5);
-    let all = few.keys_seen.iter_mut().flat_map(|seen| &mut seen.hot);
-    all.for_each(|of| (of.core_share, of.keys[0].net_share) = (0.1, Some(0.01)));
-    assert_eq!(answer(&few, "hot_key"), Answered::Absent, "0.5 x 0.1 + 0.01 x 0.8 of a core");
-    let mut unknown = counted(0.9, 0.9);
-    unknown.keys_seen.iter_mut().flat_map(|seen| &mut seen.hot).for_each(|of| of.server = "10.9.9.9:6379".into());
-    assert_eq!(answer(&unknown, "hot_key"), Answered::Absent);
+    let few = counting(|of| of.keys[0].net_share = Some(0.01));
+    assert_eq!(answer(&few, "hot_key"), Answered::Absent, "half of little, and 1 % of the rest");
     assert_eq!(answer(&cluster([IDLE, hot(0.9), IDLE], &EVEN), "hot_key"), Answered::NotHere);
+    // A large value that is read: little time in commands, and most of the bytes.
+    let large = counting(|of| (of.keys[0].cpu_share, of.keys[0].net_share) = (Some(0.04), Some(0.9)));
+    assert_eq!(answer(&large, "hot_key"), Answered::Present);
+}
+
+/// A hot key on a busy master, but for one thing.
+fn counting(change: impl Fn(&mut HotKeys)) -> Facts {
+    let mut facts = counted(0.9, 0.9);
+    facts.keys_seen.iter_mut().flat_map(|seen| &mut seen.hot).for_each(change);
+    facts
+}
+
+#[test]
+fn a_count_of_something_else_says_nothing_of_now() {
+    assert_eq!(answer(&counting(|_| ()), "hot_key"), Answered::Present);
+    for (what, facts) in [
+        ("another server", counting(|of| of.server = "10.9.9.9:6379".into())),
+        ("weeks ago", counting(|of| of.started_ms -= 20 * 86_400_000)),
+        ("another load", counting(|of| of.core_share = 0.6)),
+        ("some slots", counting(|of| of.is_whole = false)),
+        ("bytes alone", counting(|of| of.counts_cpu = false)),
+    ] {
+        assert_eq!(answer(&facts, "hot_key"), Answered::Unknown, "{what}");
+    }
+    let mut mute = counted(0.9, 0.9);
+    mute.nodes[1].last.as_mut().unwrap().info.0.retain(|name, _| !name.starts_with("used_cpu"));
+    assert_eq!(answer(&mute, "hot_key"), Answered::Unknown);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Which keys a server works for most, by its own count: HOTKEYS, since Redis 8.6.
 //!
 //! The server counts for a while what each command on a key takes of its main thread and of the network. It has one
-//! such session at a time; one that somebody has started is read, and left as it is. A session of ours ends by itself
-//! if we cannot end it. Source: <https://redis.io/docs/latest/commands/hotkeys/>.
+//! such session at a time; one that is not ours is read, after our time if it still runs, and left as it is. A session
+//! of ours ends by itself if we cannot end it. Source: <https://redis.io/docs/latest/commands/hotkeys/>.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +18,12 @@ use crate::patterns::places;
 const KEYS: usize = 64;
 /// How much longer than wanted a session may last if nobody ends it, in seconds.
 const SPARE_S: f64 = 5.0;
+/// How often it says that it is there.
+const ALIVE: Duration = Duration::from_secs(1);
+/// Connections that are opened again for one question.
+const TRIES: u32 = 3;
+/// What is left to do by hand.
+const LEFT: &str = "its HOTKEYS session may still be there: HOTKEYS STOP and HOTKEYS RESET discard it";
 /// How often it looks whether it should end.
 const SLICE: Duration = Duration::from_millis(50);
 /// Bytes of a name; a longer one is left out.
@@ -35,13 +41,22 @@ pub struct Hot {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tracked {
     pub server: String,
+    /// Of the server's process: it may have several addresses.
+    pub run_id: String,
     /// Whether it was started by this run.
     pub is_ours: bool,
+    /// Unix time in ms.
+    pub started_ms: u64,
     pub seconds: f64,
+    /// Whether it counts in all slots.
+    pub is_whole: bool,
     /// What all commands took of the main thread, in us.
     pub commands_us: u64,
     /// What all commands received and sent.
     pub net_bytes: u64,
+    /// Which of the two it counts for each key.
+    pub counts_cpu: bool,
+    pub counts_net: bool,
     pub keys: Vec<HotKey>,
 }
 
@@ -57,24 +72,30 @@ pub struct HotKey {
     pub net_bytes: Option<u64>,
 }
 
+/// Says whether it should end.
+pub type Stop<'a> = &'a (dyn Fn() -> bool + Sync);
+
 /// Has every master that can count for `length`, all at the same time, and asks each for its first 64 keys.
 pub fn track(deployment: &Deployment, options: &Options, length: Duration, salt: &Salt, stop: Stop) -> Hot {
     let masters: Vec<&Member> = deployment.members.iter().filter(|m| m.role == Role::Master).collect();
     let (known, hot) = (Mutex::new(BTreeSet::new()), Mutex::new(Hot::default()));
     let one = |master: &Member| {
         let target = Target { db: 0, ..deployment.target_of(master) };
-        let found = at(&target, options, length, &known, stop);
+        let mut count = Count { target: &target, options, length, stop, run_id: String::new(), notes: Vec::new() };
+        let found = count.run(&known);
         let mut hot = hot.lock().unwrap_or_else(PoisonError::into_inner);
-        match found {
+        let failed = match found {
             Ok(Some((is_ours, session))) => {
                 if !is_ours {
-                    hot.notes.push(session.told(&master.address));
+                    count.notes.push(session.told());
                 }
-                hot.servers.push(session.tracked(&master.address, is_ours, salt));
+                hot.servers.push(session.tracked(&master.address, count.run_id, is_ours, salt));
+                None
             }
-            Ok(None) => {}
-            Err(e) => hot.notes.push(format!("{}: no hot keys: {}{}", master.address, e.message, hint(&e))),
-        }
+            Ok(None) => None,
+            Err(e) => Some(format!("no hot keys: {}{}", e.message, hint(&e))),
+        };
+        hot.notes.extend(count.notes.into_iter().chain(failed).map(|text| format!("{}: {text}", master.address)));
     };
     std::thread::scope(|scope| {
         for master in &masters {
@@ -90,45 +111,97 @@ pub fn track(deployment: &Deployment, options: &Options, length: Duration, salt:
     hot
 }
 
-/// Says whether it should end.
-pub type Stop<'a> = &'a (dyn Fn() -> bool + Sync);
-
-/// One master: whether the session was ours, and what it showed. `None` where the server has no HOTKEYS, or another
-/// address has led to it.
-fn at(
-    target: &Target,
-    options: &Options,
+/// One master.
+struct Count<'a> {
+    target: &'a Target,
+    options: &'a Options,
     length: Duration,
-    known: &Mutex<BTreeSet<String>>,
-    stop: Stop,
-) -> Result<Option<(bool, Session)>, Error> {
-    let mut connection = ReadOnly::open_for_hot_keys(target, options)?;
-    let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
-    if info.product() == "Valkey" || info.redis_level() < (8, 6) {
-        return Ok(None);
+    stop: Stop<'a>,
+    run_id: String,
+    notes: Vec<String>,
+}
+
+impl Count<'_> {
+    /// Whether the session was ours, and what it showed. `None` where the server has no HOTKEYS, or another address
+    /// has led to it.
+    fn run(&mut self, known: &Mutex<BTreeSet<String>>) -> Result<Option<(bool, Session)>, Error> {
+        let mut connection = ReadOnly::open_for_hot_keys(self.target, self.options)?;
+        let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
+        if info.product() == "Valkey" || info.redis_level() < (8, 6) {
+            return Ok(None);
+        }
+        self.run_id = info.get("run_id").unwrap_or_default().to_string();
+        let is_new = known.lock().unwrap_or_else(PoisonError::into_inner).insert(self.run_id.clone());
+        if !self.run_id.is_empty() && !is_new {
+            return Ok(None);
+        }
+        // START would discard what an earlier session has found.
+        if let Some(there) = session(&connection.call(&["HOTKEYS", "GET"])?)? {
+            if there.is_active {
+                self.wait(&mut connection);
+            }
+            let now = self.again(&mut connection, &["HOTKEYS", "GET"]).and_then(|answer| session(&answer));
+            return Ok(Some((false, now.ok().flatten().unwrap_or(there))));
+        }
+        let seconds = (self.length.as_secs_f64() + SPARE_S).ceil().clamp(1.0, 1e6) as u64;
+        let (count, seconds) = (KEYS.to_string(), seconds.to_string());
+        let start = ["HOTKEYS", "START", "METRICS", "2", "CPU", "NET", "COUNT", &count, "DURATION", &seconds];
+        if let Err(e) = connection.call(&start) {
+            // Whether it has begun is not known where no answer came.
+            return Err(if e.is_fatal() { Error::new(e.kind, format!("{}; {LEFT}", e.message)) } else { e });
+        }
+        let ours = session(&connection.call(&["HOTKEYS", "GET"])?)?.map(|session| session.started_ms);
+        self.wait(&mut connection);
+        let found = self.again(&mut connection, &["HOTKEYS", "GET"]);
+        let found = found.map_err(|e| Error::new(e.kind, format!("{}; {LEFT}", e.message)));
+        let Some(found) = session(&found?)? else {
+            self.notes.push("its HOTKEYS session was discarded by another client before it was read".into());
+            return Ok(None);
+        };
+        if Some(found.started_ms) != ours {
+            // It took the place of ours.
+            return Ok(Some((false, found)));
+        }
+        let ended = self.again(&mut connection, &["HOTKEYS", "STOP"]);
+        // The last figures, without what came between.
+        let last = self.again(&mut connection, &["HOTKEYS", "GET"]).and_then(|answer| session(&answer));
+        let last = last.ok().flatten().filter(|last| Some(last.started_ms) == ours);
+        if let Err(e) = ended.and_then(|_| self.again(&mut connection, &["HOTKEYS", "RESET"])) {
+            self.notes.push(format!("{}; {LEFT}", e.message));
+        }
+        Ok(Some((true, last.unwrap_or(found))))
     }
-    let run_id = info.get("run_id").unwrap_or_default().to_string();
-    if !run_id.is_empty() && !known.lock().unwrap_or_else(PoisonError::into_inner).insert(run_id) {
-        return Ok(None);
+
+    /// Until the time is over, with a sign of life now and then: the server may close idle connections.
+    fn wait(&self, connection: &mut ReadOnly) {
+        let until = Instant::now() + self.length;
+        let mut alive = Instant::now();
+        while Instant::now() < until && !(self.stop)() {
+            std::thread::sleep(SLICE.min(until.saturating_duration_since(Instant::now())));
+            if alive.elapsed() > ALIVE {
+                // If it is lost, a new one is opened at the end.
+                let _ = connection.call(&["PING"]);
+                alive = Instant::now();
+            }
+        }
     }
-    // START would discard what an earlier session has found.
-    if let Some(session) = session(&connection.call(&["HOTKEYS", "GET"])?)? {
-        return Ok(Some((false, session)));
+
+    /// One question, over a new connection if this one is lost.
+    fn again(&self, connection: &mut ReadOnly, words: &[&str]) -> Result<Value, Error> {
+        let mut tries = 0;
+        loop {
+            match connection.call(words) {
+                Err(e) if e.is_fatal() && tries < TRIES => {
+                    tries += 1;
+                    std::thread::sleep(SLICE * 10);
+                    if let Ok(other) = ReadOnly::open_for_hot_keys(self.target, self.options) {
+                        *connection = other;
+                    }
+                }
+                other => return other,
+            }
+        }
     }
-    let seconds = (length.as_secs_f64() + SPARE_S).ceil().clamp(1.0, 1e6) as u64;
-    let (count, seconds) = (KEYS.to_string(), seconds.to_string());
-    connection.call(&["HOTKEYS", "START", "METRICS", "2", "CPU", "NET", "COUNT", &count, "DURATION", &seconds])?;
-    let until = Instant::now() + length;
-    while Instant::now() < until && !stop() {
-        std::thread::sleep(SLICE.min(until.saturating_duration_since(Instant::now())));
-    }
-    let stopped = connection.call(&["HOTKEYS", "STOP"]);
-    let found = connection.call(&["HOTKEYS", "GET"]);
-    // Ours to discard, also if it could not be read.
-    let reset = connection.call(&["HOTKEYS", "RESET"]);
-    let found = session(&found?)?;
-    stopped.and(reset)?;
-    Ok(found.map(|session| (true, session)))
 }
 
 /// What HOTKEYS GET says.
@@ -142,8 +215,9 @@ struct Session {
     net_bytes: u64,
     started_ms: u64,
     duration_ms: u64,
-    by_us: Vec<(Vec<u8>, u64)>,
-    by_bytes: Vec<(Vec<u8>, u64)>,
+    /// `None` where it does not count this.
+    by_us: Option<Vec<(Vec<u8>, u64)>>,
+    by_bytes: Option<Vec<(Vec<u8>, u64)>>,
 }
 
 /// `None` where there is no session.
@@ -156,7 +230,6 @@ fn session(answer: &Value) -> Result<Option<Session>, Error> {
     // A list of one map.
     let [Value::Array(pairs)] = answer.items() else { return Err(unreadable()) };
     let mut session = Session::default();
-    let mut has_keys = false;
     for pair in pairs.chunks_exact(2) {
         let number = || pair[1].integer().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
         match pair[0].text().as_deref() {
@@ -170,12 +243,12 @@ fn session(answer: &Value) -> Result<Option<Session>, Error> {
             Some("all-commands-selected-slots-us" | "net-bytes-all-commands-selected-slots") => {
                 session.is_partial = true;
             }
-            Some("by-cpu-time-us") => (session.by_us, has_keys) = (keys(&pair[1]), true),
-            Some("by-net-bytes") => (session.by_bytes, has_keys) = (keys(&pair[1]), true),
+            Some("by-cpu-time-us") => session.by_us = Some(keys(&pair[1])),
+            Some("by-net-bytes") => session.by_bytes = Some(keys(&pair[1])),
             _ => {}
         }
     }
-    if has_keys { Ok(Some(session)) } else { Err(unreadable()) }
+    if session.by_us.is_some() || session.by_bytes.is_some() { Ok(Some(session)) } else { Err(unreadable()) }
 }
 
 /// Names and figures in turn.
@@ -190,13 +263,16 @@ fn keys(list: &Value) -> Vec<(Vec<u8>, u64)> {
 }
 
 impl Session {
-    fn tracked(self, server: &str, is_ours: bool, salt: &Salt) -> Tracked {
+    fn tracked(self, server: &str, run_id: String, is_ours: bool, salt: &Salt) -> Tracked {
+        let (counts_cpu, counts_net) = (self.by_us.is_some(), self.by_bytes.is_some());
+        // One command in so many is counted.
+        let scaled = |n: u64| n.saturating_mul(self.sample_ratio.max(1));
         let mut all: BTreeMap<Vec<u8>, (Option<u64>, Option<u64>)> = BTreeMap::new();
-        for (name, us) in self.by_us {
-            all.entry(name).or_default().0 = Some(us);
+        for (name, us) in self.by_us.into_iter().flatten() {
+            all.entry(name).or_default().0 = Some(scaled(us));
         }
-        for (name, bytes) in self.by_bytes {
-            all.entry(name).or_default().1 = Some(bytes);
+        for (name, bytes) in self.by_bytes.into_iter().flatten() {
+            all.entry(name).or_default().1 = Some(scaled(bytes));
         }
         let key = |(name, (cpu_us, net_bytes)): (Vec<u8>, _)| HotKey {
             name: salt.hide(&name),
@@ -206,7 +282,12 @@ impl Session {
         };
         Tracked {
             server: server.to_string(),
+            run_id,
             is_ours,
+            started_ms: self.started_ms,
+            is_whole: !self.is_partial,
+            counts_cpu,
+            counts_net,
             seconds: self.duration_ms as f64 / 1000.0,
             commands_us: self.commands_us,
             net_bytes: self.net_bytes,
@@ -215,18 +296,18 @@ impl Session {
     }
 
     /// Of a session that is not ours.
-    fn told(&self, server: &str) -> String {
+    fn told(&self) -> String {
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         let ago_s = now_ms.saturating_sub(self.started_ms) as f64 / 1000.0;
-        let state = if self.is_active { "is running" } else { "has ended" };
+        let state = if self.is_active { "is still running" } else { "has ended" };
         let sampled = match self.sample_ratio {
             0 | 1 => String::new(),
-            n => format!("; it counts one key in {n}"),
+            n => format!("; it samples one command in {n}"),
         };
         let slots = if self.is_partial { "; it counts some slots only" } else { "" };
         format!(
-            "{server}: the hot keys are those of a HOTKEYS session that was started {} ago and {state}{sampled}{slots}; \
-             HOTKEYS STOP and HOTKEYS RESET discard it",
+            "the hot keys are those of another client's HOTKEYS session, which was started {} ago and \
+             {state}{sampled}{slots}. To count afresh, discard it (HOTKEYS STOP, HOTKEYS RESET) and run this again",
             unslow_units::time_rough_s(ago_s)
         )
     }
@@ -271,7 +352,7 @@ mod tests {
     fn a_session_is_read() {
         let session = session(&answer()).unwrap().unwrap();
         assert!(session.is_active && !session.is_partial);
-        let tracked = session.tracked("s", true, &Salt::new(true));
+        let tracked = session.tracked("s", "id".into(), true, &Salt::new(true));
         assert_eq!((tracked.commands_us, tracked.net_bytes, tracked.seconds), (30, 810, 2.5));
         let [b, user] = &tracked.keys[..] else { panic!("{tracked:?}") };
         assert_eq!((user.cpu_us, user.net_bytes), (Some(20), Some(810)));
@@ -296,16 +377,29 @@ mod tests {
         let negative = Value::Array(vec![text("a"), Value::Integer(-5), Value::Integer(1), Value::Integer(1)]);
         let many = Value::Array((0..1000).flat_map(|n| [text(&n.to_string()), Value::Integer(n)]).collect());
         for (list, kept) in [(long, 0), (negative, 0), (many, KEYS)] {
-            assert_eq!(session(&map(&[("by-cpu-time-us", list)])).unwrap().unwrap().by_us.len(), kept);
+            assert_eq!(session(&map(&[("by-cpu-time-us", list)])).unwrap().unwrap().by_us.unwrap().len(), kept);
         }
+    }
+
+    #[test]
+    fn a_sample_is_scaled_and_what_was_not_counted_is_known() {
+        let pairs =
+            [("sample-ratio", Value::Integer(10)), ("by-net-bytes", Value::Array(vec![text("a"), Value::Integer(7)]))];
+        let tracked = session(&map(&pairs)).unwrap().unwrap().tracked("s", "id".into(), false, &Salt::new(true));
+        assert_eq!((tracked.keys[0].net_bytes, tracked.counts_cpu, tracked.counts_net), (Some(70), false, true));
+        let slots = [("all-commands-selected-slots-us", Value::Integer(5)), pairs[1].clone()];
+        assert!(!session(&map(&slots)).unwrap().unwrap().tracked("s", "id".into(), false, &Salt::new(true)).is_whole);
     }
 
     #[test]
     fn whose_session_it_is_and_what_it_leaves_out_is_said() {
         let other = Session { sample_ratio: 10, is_partial: true, started_ms: 0, ..Session::default() };
-        let said = other.told("s");
-        assert!(said.contains("has ended; it counts one key in 10; it counts some slots only; HOTKEYS STOP"), "{said}");
-        let said = session(&answer()).unwrap().unwrap().told("s");
-        assert!(said.contains(" ago and is running; HOTKEYS STOP"), "{said}");
+        let said = other.told();
+        assert!(
+            said.contains("has ended; it samples one command in 10; it counts some slots only. To count"),
+            "{said}"
+        );
+        let said = session(&answer()).unwrap().unwrap().told();
+        assert!(said.contains(" ago and is still running. To count afresh"), "{said}");
     }
 }

@@ -9,7 +9,7 @@ use crate::estimate::{CONFIDENCE, Estimate, Sample, total, unseen_at_most};
 use crate::hot::Tracked;
 use crate::patterns::{Patterns, Sum};
 use crate::scan::{By, Figures, Large, Questions, Scan, Sums, Ttl};
-use crate::sizes::{Classes, SizeClass, larger_unseen};
+use crate::sizes::{Classes, SizeClass, larger_unseen, sum};
 use crate::walked::{Cost, Walked};
 
 const SCHEMA: &str = "unslow.keys/1";
@@ -79,7 +79,8 @@ pub struct KindRow {
     pub memory: Option<Estimate>,
     /// All keys by size when the walk began, as the servers count them (INFO keysizes); `null` where one does not.
     pub sizes: Option<Vec<SizeClass>>,
-    /// By these classes: how many keys that were not seen are larger than the longest.
+    /// By these classes: how many keys of this type that were not seen were longer than the longest, when the walk
+    /// began; `null` also of a walk that was resumed.
     pub larger_unseen_at_least: Option<u64>,
     pub larger_unseen_at_most: Option<u64>,
 }
@@ -88,9 +89,17 @@ pub struct KindRow {
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct HotServer {
     pub server: String,
+    /// Of the server's process.
+    pub run_id: String,
     /// Whether the session was started for this report.
     pub is_ours: bool,
+    /// Unix time in ms.
+    pub started_ms: u64,
     pub seconds: f64,
+    /// Whether it counted in all slots.
+    pub is_whole: bool,
+    pub counts_cpu: bool,
+    pub counts_net: bool,
     /// Share of one core that all commands took.
     pub core_share: f64,
     /// Received and sent in all, in bytes a second.
@@ -209,7 +218,7 @@ impl Report {
             is_complete: walked.missed == 0 && scan.parts.iter().all(|part| part.is_done || !part.is_here),
             questions: scan.questions,
             confidence: CONFIDENCE,
-            larger_unseen_at_most: larger(share, &kinds),
+            larger_unseen_at_most: unseen_at_most(share),
             servers: servers(scan),
             kinds,
             patterns: pattern_rows,
@@ -221,15 +230,6 @@ impl Report {
             costs: walked.costs,
             notes,
         }
-    }
-}
-
-/// By the servers' own count, where they count all types that there are; by probability where that is less.
-fn larger(share: f64, kinds: &[KindRow]) -> Option<u64> {
-    let counted = kinds.iter().map(|kind| kind.larger_unseen_at_most).sum::<Option<u64>>();
-    match unseen_at_most(share)? {
-        likely if kinds.is_empty() => Some(likely),
-        likely => Some(counted.map_or(likely, |counted| counted.min(likely))),
     }
 }
 
@@ -264,7 +264,8 @@ fn classes(scan: &Scan, sizes: &BTreeMap<usize, BTreeMap<String, Classes>>, kind
     for part in (0..scan.parts.len()).filter(here) {
         // A database can have no key of this type.
         for (from, keys) in sizes.get(&part)?.get(kind).into_iter().flatten() {
-            *all.entry(*from).or_default() += keys;
+            let there: &mut u64 = all.entry(*from).or_default();
+            *there = there.saturating_add(*keys);
         }
     }
     let listed = scan.largest.get(&format!("length {kind}")).into_iter().flatten();
@@ -289,7 +290,12 @@ fn hot_server(tracked: Tracked, patterns: &Patterns<Sums>) -> HotServer {
     let seconds = tracked.seconds.max(1e-3);
     HotServer {
         server: tracked.server,
+        run_id: tracked.run_id,
         is_ours: tracked.is_ours,
+        started_ms: tracked.started_ms,
+        is_whole: tracked.is_whole,
+        counts_cpu: tracked.counts_cpu,
+        counts_net: tracked.counts_net,
         seconds: tracked.seconds,
         core_share: tracked.commands_us as f64 / 1e6 / seconds,
         net_bytes_s: tracked.net_bytes as f64 / seconds,
@@ -304,10 +310,10 @@ fn kinds(all: &Sums, samples: &[Sample], scan: &Scan, walked: &Walked) -> Vec<Ki
         let of = Sums(all.0.iter().filter(|(_, k, _)| *k == kind).cloned().collect());
         let counted = classes(scan, &walked.sizes, &kind).filter(|_| walked.missed == 0);
         let bounds = counted.as_ref().map(|(classes, listed)| larger_unseen(classes, listed));
-        let bounds = if is_complete { Some((0, 0)) } else { bounds };
+        // What an earlier run has listed may be gone since.
+        let bounds = if is_complete { Some((0, 0)) } else { bounds.filter(|_| !walked.is_resumed) };
         let class = |(from, keys): (u64, u64)| SizeClass { from, keys };
-        let exact = |(classes, _): &(Classes, _)| classes.values().fold(0, |sum: u64, keys| sum.saturating_add(*keys));
-        let exact = counted.as_ref().filter(|_| !is_complete).map(exact);
+        let exact = counted.as_ref().filter(|_| !is_complete).map(|(classes, _)| sum(classes.values()));
         KindRow {
             keys: exact.map_or_else(|| keys_of(&of, samples), |n| Estimate { value: n as f64, margin: 0.0 }),
             lasting_share: lasting(&of, samples),

@@ -11,7 +11,7 @@ use unslow_topology::Info;
 /// Keys of one type and database, class by class.
 pub type Classes = BTreeMap<u64, u64>;
 
-/// Keys whose size is at least `from`, and less than twice that.
+/// Keys whose size is at least `from`, and less than twice that; of the class 0, those that are empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct SizeClass {
     /// Bytes of a string, elements of anything else.
@@ -29,6 +29,8 @@ const TYPES: [(&str, &str); 5] = [
 ];
 /// No server has more keys than this, so sums of some thousand such numbers hold.
 const MOST: u64 = 1 << 50;
+/// 0, and every power of two.
+const CLASSES: usize = 65;
 
 /// By type, of one database; `None` where the server does not count.
 pub fn sizes(info: &Info, database: u32) -> Option<BTreeMap<String, Classes>> {
@@ -36,7 +38,7 @@ pub fn sizes(info: &Info, database: u32) -> Option<BTreeMap<String, Classes>> {
     let mut all = BTreeMap::new();
     for (name, text) in info.prefixed(&prefix) {
         if let Some((_, kind)) = TYPES.iter().find(|(field, _)| *field == name) {
-            all.insert(kind.to_string(), text.split(',').filter_map(class).collect());
+            all.insert(kind.to_string(), text.split(',').filter_map(class).take(CLASSES).collect());
         }
     }
     (!all.is_empty()).then_some(all)
@@ -59,19 +61,24 @@ fn class(text: &str) -> Option<(u64, u64)> {
     Some((digits.parse::<u64>().ok()?.checked_mul(1 << (10 * power))?, keys.parse::<u64>().ok()?.min(MOST)))
 }
 
-/// How many keys that were not seen are larger than the largest that was, at least and at most. `listed` are the lengths
-/// of the largest keys seen, the first one first.
+/// How many keys that were not seen are larger than the largest that was, at least and at most. `listed` are the
+/// lengths of the largest keys seen, the largest first.
 pub fn larger_unseen(classes: &Classes, listed: &[u64]) -> (u64, u64) {
     let Some(largest) = listed.first() else {
-        let all = classes.values().sum();
+        let all = sum(classes.values());
         return (all, all);
     };
     // The class of the largest one holds smaller keys as well.
     let own = classes.range(..=largest).next_back().map(|(from, keys)| (*from, *keys));
-    let above: u64 = classes.iter().filter(|(from, _)| **from > *largest).map(|(_, keys)| keys).sum();
+    let above = sum(classes.iter().filter(|(from, _)| **from > *largest).map(|(_, keys)| keys));
     let beside = own
         .map_or(0, |(from, keys)| keys.saturating_sub(listed.iter().filter(|length| **length >= from).count() as u64));
-    (above, above + beside)
+    (above, above.saturating_add(beside))
+}
+
+/// Of the keys in some classes.
+pub fn sum<'a>(keys: impl Iterator<Item = &'a u64>) -> u64 {
+    keys.fold(0, |all, n| all.saturating_add(*n))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub struct Settings {
     pub until: Option<Instant>,
     /// Masters only. Uses of keys are counted by each server for itself, so [`Questions::heat`] asks for this too.
     pub on_masters: bool,
-    /// Servers whose hot keys are known already.
+    /// Servers whose hot keys are known already, by their processes' ids.
     pub tracked: BTreeSet<String>,
     pub salt: Salt,
 }
@@ -85,11 +85,12 @@ pub fn walk(
     let before = scan.parts.iter().map(|part| part.server.clone()).collect();
     let all = shards(&deployment.members, settings.on_masters || scan.questions.heat, &before);
     let notes = deployment.notes.clone();
+    let is_resumed = scan.at_ms > 0;
     let shared = Shared {
         deployment,
         settings,
         scan: Mutex::new(scan),
-        walked: Mutex::new(Walked { notes, ..Walked::default() }),
+        walked: Mutex::new(Walked { notes, is_resumed, ..Walked::default() }),
         claimed: Mutex::default(),
         misses: Mutex::default(),
         slotless: Mutex::default(),
@@ -323,11 +324,12 @@ impl<'s> Shared<'_, 's> {
         let policy = info.get("maxmemory_policy").unwrap_or("unknown").to_string();
         if questions.heat && !policy.ends_with("lfu") {
             questions.heat = false;
-            if !self.settings.tracked.contains(&member.address) {
+            let level = if info.product() == "Valkey" { (0, 0) } else { info.redis_level() };
+            if !self.settings.tracked.contains(&run_id) && level < (8, 6) {
                 self.note(format!(
                     "{}: it counts uses of keys only with an LFU policy, and maxmemory-policy is {policy}; CONFIG SET \
-                     maxmemory-policy allkeys-lfu starts the count (it evicts keys if maxmemory is set). HOTKEYS needs \
-                     no policy, and Redis 8.6",
+                     maxmemory-policy allkeys-lfu starts the count (it evicts keys if maxmemory is set). From \
+                     Redis 8.6 on, HOTKEYS counts with any policy",
                     member.address
                 ));
             }

@@ -20,6 +20,8 @@ pub struct Walked {
     pub done_before: usize,
     /// By the part's place in the scan: how many keys of each size there were when the walk began, by type.
     pub sizes: BTreeMap<usize, BTreeMap<String, Classes>>,
+    /// It goes on where an earlier one has ended.
+    pub is_resumed: bool,
     /// What HOTKEYS has shown.
     pub hot: Vec<Tracked>,
     /// What stayed unseen, and why.

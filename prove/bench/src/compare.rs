@@ -12,7 +12,7 @@
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use unslow_units::{percent, rate, time_us};
+use unslow_units::{percent, plural, rate, time_us};
 
 use crate::doubts::bottleneck;
 use crate::report::{Report, Run, round};
@@ -158,9 +158,9 @@ pub fn compare(a: &Report, b: &Report) -> Comparison {
     let headline = if a.load.open_loop { "latency_us_p99" } else { "throughput_per_s" };
     let mut sentence = match of(headline) {
         _ if a.runs.len().min(b.runs.len()) < 3 => format!(
-            "With {} against {} runs no difference can be shown; make at least three of each, in turn: --against URL \
+            "With {} against {} no difference can be shown; make at least three of each, in turn: --against URL \
              --repeat 5",
-            a.runs.len(),
+            plural(a.runs.len(), "run"),
             b.runs.len()
         ),
         Some(d) => d.sentence.clone(),
@@ -447,7 +447,7 @@ mod tests {
         );
         assert!(told.differences.iter().all(|d| !d.shown && d.better.is_none()), "{:?}", told.differences);
         let one = compare(&report(&FAST[..1]), &report(&FAST));
-        assert!(one.sentence.contains("With 1 against 5 runs no difference can be shown"), "{}", one.sentence);
+        assert!(one.sentence.contains("With 1 run against 5 no difference can be shown"), "{}", one.sentence);
         assert!(one.sentence.contains("--repeat 5") && one.differences.iter().all(|d| d.interval.is_none()));
         assert!(of(&one, "latency_us_p50").sentence.ends_with("too few runs to say more"));
     }

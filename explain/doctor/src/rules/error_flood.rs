@@ -422,7 +422,9 @@ fn unknown_or_wrong(finding: Finding, at: &Failing<'_>) -> Finding {
             )],
         );
     }
-    let modules = match node.info().is_some_and(|i| i.modules().iter().any(|name| *name != "vectorset")) {
+    // Redis 8 has this one built in.
+    let is_loaded = |all: Vec<&str>| all.iter().any(|name| *name != "vectorset");
+    let modules = match node.info().is_some_and(|i| i.modules().is_none_or(is_loaded)) {
         true => "",
         false => "; no module is loaded, and JSON.*, FT.*, BF.* and TS.* each need one",
     };

@@ -116,8 +116,8 @@ mod tests {
         let said = |kind| super::longest(Finding::new("x"), &facts, kind).evidence.pop().map(|e| e.value);
         assert_eq!(
             said("hash").unwrap(),
-            "the longest of type hash: 70,000 elements (key#1, user:*, on 10.0.0.1:6379), 5 elements (key#1, user:*, on \
-             10.0.0.1:6379)"
+            "the longest of type hash: 70,000 elements (key#1, user:*, on 10.0.0.1:6379), 5 elements (key#1, user:*, \
+             on 10.0.0.1:6379)"
         );
         assert!(said("string").unwrap().contains("2 MB"));
         assert_eq!(said("list"), None);

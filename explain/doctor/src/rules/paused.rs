@@ -41,15 +41,13 @@ const BLOCKING: &[&str] = &[
     "bzmpop",
     "bzpopmax",
     "bzpopmin",
-    "vadd",
-    "vsim",
     "wait",
     "waitaof",
     "xread",
     "xreadgroup",
 ];
 
-/// Those that come with Redis 8. Of their commands all have a dot in their name, or are above.
+/// Those that come with Redis 8: which commands are theirs is known.
 const KNOWN_MODULES: &[&str] = &["ReJSON", "bf", "search", "searchlight", "timeseries", "vectorset"];
 
 /// A pause that was seen at the end of the window alone counts with this much of it left.
@@ -146,31 +144,37 @@ fn shows_no_pauses(node: &Node) -> bool {
 /// Whether clients are blocked that no command of theirs explains; only where all of them were seen. Modules block
 /// clients as they like, and of a module that is not known it cannot be told in which of its commands.
 fn unexplained(node: &Node) -> bool {
-    let modules = node.info().map(|info| info.modules()).unwrap_or_default();
-    modules.iter().all(|name| KNOWN_MODULES.contains(name)) && in_blocking_commands(node) == Some(0)
+    let modules = node.info().and_then(|info| info.modules());
+    let is_known = modules.is_some_and(|all| all.iter().all(|name| KNOWN_MODULES.contains(name)));
+    is_known && clients_in(node, |command| waits(command) || is_of_a_module(command)) == Some(0)
 }
 
-/// Whether a command waits by itself, or may: those of modules have a dot in their name.
-fn may_wait(command: &str) -> bool {
-    command.contains('.') || BLOCKING.contains(&command.to_lowercase().as_str())
+/// Whether a command waits by itself.
+fn waits(command: &str) -> bool {
+    BLOCKING.contains(&command.to_lowercase().as_str())
 }
 
-/// Clients whose last command is one that waits; none where not all were seen.
-fn in_blocking_commands(node: &Node) -> Option<u64> {
+/// Of a module that comes with Redis 8: it may wait, or not.
+fn is_of_a_module(command: &str) -> bool {
+    command.contains('.') || ["vadd", "vsim"].contains(&command.to_lowercase().as_str())
+}
+
+/// Clients whose last command is such a one; none where not all were seen.
+fn clients_in(node: &Node, is_one: impl Fn(&str) -> bool) -> Option<u64> {
     let clients = node.clients.value().filter(|c| !c.sampled)?;
     // Of very many kinds of clients the smallest groups are left out.
     if clients.groups.iter().map(|g| g.count).sum::<u64>() < clients.listed {
         return None;
     }
     let commands = clients.groups.iter().flat_map(|g| &g.commands);
-    Some(commands.filter(|(name, _)| may_wait(name)).map(|(_, n)| n).sum())
+    Some(commands.filter(|(name, _)| is_one(name)).map(|(_, n)| n).sum())
 }
 
 /// Nothing is paused, or it cannot be told.
 fn absent(facts: &Facts) -> Verdict {
     for node in facts.live().filter(|n| shows_no_pauses(n)) {
         let blocked = node.number("blocked_clients").unwrap_or(0.0);
-        if blocked > in_blocking_commands(node).unwrap_or(0) as f64 {
+        if blocked > clients_in(node, waits).unwrap_or(0) as f64 {
             return Verdict::unknown(
                 Lack::Version,
                 format!(

@@ -257,7 +257,8 @@ fn filled_first(shards: &Shards, full: &Shard) -> Finding {
     let keys = finding.fix(
         "Find the keys that fill it",
         &[&format!("unslow keys {} --all --memory", full.node.address)],
-        "it walks the whole key space with SCAN, on replicas and in at most a fifth of a server's time",
+        "it walks the whole key space of every shard with SCAN, on replicas where there are some, and in at most a \
+         fifth of a server's time",
         "",
     );
     give_away(keys, full.node)
@@ -372,7 +373,8 @@ fn which(finding: Finding, node: &Node) -> Finding {
         finding = finding.fix(
             "Find the hot keys",
             &[&format!("unslow keys {} --hot --show-keys", node.address)],
-            "the server counts for ten seconds (HOTKEYS), which costs its main thread a little",
+            "every master counts for ten seconds (HOTKEYS), which costs its main thread a little, and is then scanned \
+             for ten more, in at most a fifth of its time",
             "",
         );
     }
@@ -380,7 +382,7 @@ fn which(finding: Finding, node: &Node) -> Finding {
         finding = finding.fix(
             "Find the hot keys: the LFU policy counts them",
             &[&format!("unslow keys {} --all --hot --show-keys", node.address)],
-            "it walks the whole key space of that master with SCAN, in at most a fifth of its time",
+            "it walks the whole key space of every master with SCAN, in at most a fifth of its time",
             "",
         );
     }
