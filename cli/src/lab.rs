@@ -47,26 +47,32 @@ enum What {
         /// Heal it automatically after this time
         #[arg(long = "for", value_parser = crate::typed::lasting, value_name = "TIME")]
         lasts: Option<Duration>,
+        /// Which lab, where several are running
         #[arg(long, value_name = "NAME")]
         lab: Option<String>,
     },
     /// End faults, by number or name, or all of them
     Heal {
+        /// Numbers or names of faults; all of them if omitted
         which: Vec<String>,
+        /// Which lab, where several are running
         #[arg(long, value_name = "NAME")]
         lab: Option<String>,
     },
     /// Run any command on a host of the lab, your own application included
     Exec {
+        /// Which lab, where several are running
         #[arg(long, value_name = "NAME")]
         lab: Option<String>,
         /// A host, or a server on it
         host: String,
+        /// The command and its arguments
         #[arg(required = true, last = true, value_name = "COMMAND")]
         command: Vec<String>,
     },
     /// Print a server's log
     Logs {
+        /// A server of the lab: node-2, master, replica-1, an address
         server: String,
         /// Number of lines, from the end
         #[arg(short = 'n', long, default_value_t = 30, value_name = "N")]
@@ -74,11 +80,13 @@ enum What {
         /// Keep printing as the log grows
         #[arg(short, long)]
         follow: bool,
+        /// Which lab, where several are running
         #[arg(long, value_name = "NAME")]
         lab: Option<String>,
     },
     /// Take a lab down and remove everything that belongs to it
     Down {
+        /// Which lab, where several are running
         name: Option<String>,
         /// Every lab, and whatever killed labs left behind
         #[arg(long, conflicts_with = "name")]
@@ -99,7 +107,7 @@ struct Up {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Engine to run: valkey-9.1, redis-8.10, redis-7.0, redis-6.2, redis-5.0, path, /path/to/redis-server
-    #[arg(long, value_name = "ENGINE")]
+    #[arg(long = "engine", alias = "server", value_name = "ENGINE")]
     server: Option<String>,
     /// Kind of deployment
     #[arg(long, value_enum, conflicts_with = "file")]

@@ -252,3 +252,28 @@ fn end_at_once(last_word: Option<&str>) -> ! {
     #[allow(clippy::disallowed_methods)] // the one place that may
     std::process::exit(2);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Arguments of a verb, and of those below it, that help says nothing of.
+    fn mute(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+        let is_mute = |arg: &&clap::Arg| arg.get_help().is_none() && !arg.is_hide_set();
+        found.extend(command.get_arguments().filter(is_mute).map(|arg| format!("{path} {}", arg.get_id())));
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help") {
+            let path = format!("{path} {}", below.get_name());
+            if below.get_about().is_none() {
+                found.push(path.clone());
+            }
+            mute(below, &path, found);
+        }
+    }
+
+    #[test]
+    fn help_has_a_sentence_for_everything() {
+        let mut found = Vec::new();
+        mute(&Arguments::command(), "unslow", &mut found);
+        assert_eq!(found, [] as [String; 0]);
+    }
+}

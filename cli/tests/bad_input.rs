@@ -89,6 +89,10 @@ fn one_line_for_every_way_not_to_be_a_redis() {
     for (url, expected) in &ways {
         fails(&[url], expected);
     }
+    fails(&["unix:/etc"], "/etc is a directory; expected a server's socket");
+    fails(&["unix:/etc/passwd"], "/etc/passwd is a file; expected a server's socket");
+    fails(&["redis:host"], "two slashes after its scheme");
+    fails(&[":99999"], "a port is a number from 1 to 65535");
 }
 
 #[test]

@@ -149,7 +149,8 @@ impl Connection {
         let (stream, started, remote) = match endpoint {
             Endpoint::Unix(path) => {
                 let started = Instant::now();
-                let s = connect_unix(path, options.connect_timeout).map_err(|e| connect_error(endpoint, &e))?;
+                let s = connect_unix(path, options.connect_timeout)
+                    .map_err(|e| no_socket(path).unwrap_or_else(|| connect_error(endpoint, &e)))?;
                 (Stream::Unix(s), started, None)
             }
             Endpoint::Tcp(host, port) => {
@@ -515,6 +516,15 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, 
             format!("{host}: no answer from the name server within {:.1} s", timeout.as_secs_f64()),
         )),
     }
+}
+
+/// What a path is that is there and no socket.
+fn no_socket(path: &str) -> Option<Error> {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = std::fs::metadata(path).ok()?.file_type();
+    let what = if kind.is_dir() { "a directory" } else { "a file" };
+    let text = format!("{path} is {what}; expected a server's socket, as in unix:/run/redis/redis.sock");
+    (!kind.is_socket()).then(|| Error::new(ErrorKind::BadUrl, text))
 }
 
 /// A hung server with a full backlog blocks connect() for ever: so a thread waits for it, and is left behind if need

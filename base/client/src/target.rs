@@ -138,7 +138,7 @@ impl Target {
         // Without an @ it may be a password whose host was forgotten.
         let invalid = |host: &str, is_host: bool| match is_host || !host.contains(':') {
             true => format!("invalid {host:?}; expected host[:port]"),
-            false => "what stands for host:port is none; expected host[:port], or :password@host[:port]".to_string(),
+            false => format!("{}; expected host[:port], or :password@host[:port]", what_is_wrong(host)),
         };
         let endpoints = hosts
             .split(',')
@@ -173,6 +173,29 @@ impl Target {
                 format!("redis{}://{user}{}", if self.tls { "s" } else { "" }, self.address())
             }
         }
+    }
+}
+
+/// Schemes of URLs.
+const SCHEMES: [&str; 8] = [
+    "redis",
+    "rediss",
+    "valkey",
+    "valkeys",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "valkey+sentinel",
+    "valkeys+sentinel",
+];
+
+/// Of an address that cannot be read; nothing of it is repeated.
+fn what_is_wrong(address: &str) -> &'static str {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    match port.parse::<u32>() {
+        _ if SCHEMES.contains(&host) => "a URL has two slashes after its scheme, as in redis://host:6379",
+        Ok(1..=65535) if host.is_empty() => "there is no host before the port",
+        Ok(_) => "a port is a number from 1 to 65535",
+        Err(_) => "this is not an address",
     }
 }
 
@@ -234,6 +257,21 @@ mod tests {
         {
             let error = Target::parse(text).unwrap_err();
             assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_an_address_without_repeating_it() {
+        for (text, why) in [
+            ("redis:host", "two slashes after its scheme"),
+            ("rediss:10.0.0.1", "two slashes after its scheme"),
+            (":99999", "from 1 to 65535"),
+            ("host:0", "from 1 to 65535"),
+            (":6379", "no host before the port"),
+            ("ann:hunter2", "this is not an address; expected host[:port]"),
+        ] {
+            let error = Target::parse(text).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains("hunter2"), "{text}: {error}");
         }
     }
 
