@@ -63,13 +63,14 @@ pub struct GatewayArguments {
     /// Replicas further behind get no reads
     #[arg(long, value_name = "BYTES")]
     max_lag_bytes: Option<u64>,
-    /// What CLUSTER says: one node with every slot, or the cluster with a port of ours for each node [default: node]
+    /// Topology that CLUSTER commands report: one node with every slot, or the cluster with a port of ours for each
+    /// node [default: node]
     #[arg(long, value_enum, value_name = "WHAT")]
     facade: Option<FacadeFlag>,
-    /// As whom clients speak before AUTH: as the gateway, or as nobody [default: gateway]
+    /// Identity of clients before AUTH: the gateway's, or none [default: gateway]
     #[arg(long, value_enum, value_name = "WHO")]
     client_auth: Option<ClientAuthFlag>,
-    /// Refuse MSET over several slots
+    /// Reject MSET over several slots
     #[arg(long)]
     strict: bool,
     /// Serve /metrics, /healthz and /readyz there
@@ -109,7 +110,8 @@ impl GatewayArguments {
         if let Some(target) = self.target.as_ref().or(self.url.as_ref()) {
             config.target = target.clone();
         } else if self.config.is_none() {
-            bail!("which deployment? unslow gateway redis://host:port, or --config FILE");
+            let url = crate::server::of_environment();
+            config.target = url.context("which deployment? unslow gateway redis://host:port, or --config FILE")?;
         }
         config.threads = self.threads.unwrap_or(config.threads);
         if let Some(read) = self.read {
@@ -171,15 +173,16 @@ impl GatewayArguments {
         let log = move |(event, fields): unslow_gateway::Log<'_>| {
             let at =
                 std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+            let when = crate::when::rfc3339(at);
             if json {
-                let mut line = serde_json::json!({"at_unix_ms": at, "event": event});
+                let mut line = serde_json::json!({"at": when, "at_unix_ms": at, "event": event});
                 for (name, value) in fields {
                     line[*name] = value.clone().into();
                 }
                 eprintln!("{line}");
             } else if !quiet {
                 let fields: Vec<String> = fields.iter().map(|(n, v)| format!("{n}={v:?}")).collect();
-                eprintln!("{at} {event} {}", fields.join(" "));
+                eprintln!("{when} {event} {}", fields.join(" "));
             }
         };
         let from_file = self.config.is_some();

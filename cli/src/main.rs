@@ -99,7 +99,7 @@ enum Verb {
     Bypass(Box<bypass::BypassArguments>),
     /// Show topology changes as they happen; --publish notifies the clients.
     Watch(Box<watch::WatchArguments>),
-    /// Test failovers, hangs, partitions, resharding and locks: is it safe, and is it up? Checkers decide.
+    /// Test failovers, hangs, partitions, resharding and locks: what is lost, and for how long is it down?
     Drill(Box<drill::DrillArguments>),
     /// Replay the five incidents end to end: each is reproduced, diagnosed, fixed and measured.
     Case(case::CaseArguments),

@@ -25,6 +25,10 @@ const PAGES: &[(&str, &str)] = &[
     ("watch", include_str!("../../docs/watch.md")),
 ];
 
+/// Settings with their defaults, by the names that help gives them.
+const FILES: &[(&str, &str)] =
+    &[("gateway.toml", include_str!("../../docs/gateway.toml")), ("sink.toml", include_str!("../../docs/sink.toml"))];
+
 /// What a command line asks for.
 pub struct Asked {
     pub page: anyhow::Result<&'static str>,
@@ -62,6 +66,9 @@ fn json_or_text(format: &str) -> Option<bool> {
 
 fn page(topic: &str) -> anyhow::Result<&'static str> {
     let name = topic.strip_prefix("docs/").unwrap_or(topic);
+    if let Some((_, text)) = FILES.iter().find(|(file, _)| *file == name) {
+        return Ok(text);
+    }
     let name = name.strip_suffix(".md").unwrap_or(name);
     if let Some((_, text)) = PAGES.iter().find(|(page, _)| *page == name) {
         return Ok(text);
@@ -114,6 +121,7 @@ mod tests {
         for words in ["unslow help docs/record.md", "unslow help record.md", "unslow help faults"] {
             assert!(asked_for(words).unwrap().unwrap().starts_with("# "), "{words}");
         }
+        assert!(asked_for("unslow help docs/sink.toml").unwrap().unwrap().contains("[[map]]"));
         for words in ["unslow help record", "unslow help", "unslow record docs/record.md", "unslow help --help"] {
             assert!(asked_for(words).is_none(), "{words}");
         }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -77,6 +78,13 @@ fn paid() {
     *OWED.lock().unwrap_or_else(PoisonError::into_inner) = false;
 }
 
+/// Whether tables have all their columns, however wide the terminal is.
+static WIDE: AtomicBool = AtomicBool::new(false);
+
+pub fn is_wide() -> bool {
+    WIDE.load(Ordering::Relaxed)
+}
+
 /// What help calls the options that every verb has.
 const GLOBAL: &str = "Global options";
 
@@ -88,7 +96,7 @@ pub struct Output {
     /// No progress, no hints
     #[arg(short, long, global = true, help_heading = GLOBAL)]
     pub quiet: bool,
-    /// Print everything
+    /// Print everything, and all columns of tables
     #[arg(short, long, global = true, help_heading = GLOBAL)]
     pub verbose: bool,
 }
@@ -109,6 +117,7 @@ impl Output {
     /// asked for.
     pub fn apply(&self) {
         *OWED.lock().unwrap_or_else(PoisonError::into_inner) = self.json();
+        WIDE.store(self.verbose, Ordering::Relaxed);
         if self.format != Format::Text {
             anstream::ColorChoice::Never.write_global();
         }

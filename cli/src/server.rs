@@ -17,16 +17,16 @@ pub const VERBS: [&str; 6] = ["doctor", "keys", "top", "record", "bench", "watch
 /// A server named by flags; without any, and without a URL: UNSLOW_URL, or this machine's port 6379.
 #[derive(Args, Clone, Default)]
 pub struct Server {
-    /// Host of the server, instead of a URL; without a value: help
+    /// Server host, instead of a URL; without a value, print help
     #[arg(short = 'h', value_name = "HOST", help_heading = HEADING)]
     pub server_host: Option<String>,
     /// Its port [default: 6379]
     #[arg(short = 'p', long = "port", value_name = "PORT", help_heading = HEADING)]
     pub server_port: Option<u16>,
-    /// Password; others on this machine can see it, --password-file and UNSLOW_PASSWORD they cannot
+    /// Password; visible to other users on this machine, so prefer --password-file or UNSLOW_PASSWORD
     #[arg(short = 'a', long = "pass", value_name = "PASSWORD", help_heading = HEADING)]
     pub server_pass: Option<String>,
-    /// A URL, as without -u
+    /// Server URL, the same as the URL argument
     #[arg(short = 'u', long = "uri", value_name = "URL", help_heading = HEADING)]
     pub server_uri: Option<String>,
     /// Connect with TLS
@@ -48,8 +48,7 @@ impl Server {
 
     /// What was typed, or UNSLOW_URL, or this machine's.
     pub fn target(&self, typed: Option<&str>, reach: &Reach) -> anyhow::Result<Target> {
-        let from_environment = std::env::var("UNSLOW_URL").ok().filter(|url| !url.is_empty());
-        let url = self.url(typed, from_environment)?;
+        let url = self.url(typed, of_environment())?;
         let mut target = reach.target(&url)?;
         target.tls |= self.server_tls;
         target.db = self.server_db.unwrap_or(target.db);
@@ -75,21 +74,47 @@ impl Server {
     }
 }
 
+/// What UNSLOW_URL names.
+pub fn of_environment() -> Option<String> {
+    std::env::var("UNSLOW_URL").ok().filter(|url| !url.is_empty())
+}
+
 fn has_no_password(url: &str) -> bool {
     Target::parse(url).is_ok_and(|target| target.password.is_none())
 }
 
 /// `-h` with nothing behind it asks for help, as everywhere; with a value it is a host, as for redis-cli.
 pub fn help_asked(mut words: Vec<OsString>) -> Vec<OsString> {
-    let is_verb = words.get(1).is_some_and(|verb| VERBS.iter().any(|v| verb == v));
+    let verb = verb_at(&words);
+    let is_verb = words.get(verb).is_some_and(|verb| VERBS.iter().any(|v| verb == v));
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
-    for at in 2..end {
+    for at in verb + 1..end {
         let is_flag = words.get(at + 1).is_none_or(|next| next.to_string_lossy().starts_with('-'));
         if is_verb && words[at] == "-h" && is_flag {
             words[at] = "--help".into();
         }
     }
+    // Where the flags of a server are, clap takes --help from the verbs below as well.
+    let is_below = |word: &OsString| OF_RECORD.iter().any(|verb| word == verb);
+    if words.get(verb).is_some_and(|word| word == "record")
+        && let Some(below) = words.get(verb + 1).filter(|word| is_below(word)).cloned()
+        && words[verb + 2..end.max(verb + 2)].iter().any(|word| word == "--help")
+    {
+        return vec![words[0].clone(), "help".into(), "record".into(), below];
+    }
     words
+}
+
+/// Verbs below `record`.
+const OF_RECORD: [&str; 4] = ["ls", "export", "prune", "check"];
+
+/// Where the verb is: behind flags that every verb has.
+fn verb_at(words: &[OsString]) -> usize {
+    let mut at = 1;
+    while let Some(word) = words.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-')) {
+        at += if word == "--format" { 2 } else { 1 };
+    }
+    at
 }
 
 /// `record -q ls DIR` as `-q record ls DIR`: behind a flag clap would take `ls` for a URL.
@@ -165,6 +190,11 @@ mod tests {
         assert_eq!(after("unslow doctor -h"), "unslow doctor --help");
         assert_eq!(after("unslow doctor -h --only x"), "unslow doctor --help --only x");
         assert_eq!(after("unslow doctor -h 10.0.0.1 -p 7000"), "unslow doctor -h 10.0.0.1 -p 7000");
+        assert_eq!(after("unslow -q doctor -h"), "unslow -q doctor --help");
+        assert_eq!(after("unslow --format json bench -h"), "unslow --format json bench --help");
+        assert_eq!(after("unslow record ls --help"), "unslow help record ls");
+        assert_eq!(after("unslow -q record export DIR -h"), "unslow help record export");
+        assert_eq!(after("unslow record ls DIR"), "unslow record ls DIR");
         assert_eq!(after("unslow lab -h"), "unslow lab -h");
         assert_eq!(after("unslow -h"), "unslow -h");
         assert_eq!(after("unslow bench a -- -h"), "unslow bench a -- -h");

@@ -107,6 +107,10 @@ impl SinkArguments {
             }
         };
         set(&mut config.from, &self.from);
+        if config.to == Config::default().to {
+            // Neither the file nor a flag names one.
+            set(&mut config.to, &crate::server::of_environment());
+        }
         set(&mut config.to, &self.to);
         set(&mut config.group, &self.group);
         set(&mut config.stream, &self.stream);

@@ -13,7 +13,8 @@ const GAP: usize = 2;
 /// Columns that line up, the first row in bold, no wider than the terminal. A pipe gets each row in one line, with
 /// every word.
 pub fn table(rows: &[Vec<String>]) -> String {
-    within(rows, std::io::stdout().is_terminal().then(textwrap::termwidth))
+    let is_bounded = std::io::stdout().is_terminal() && !crate::output::is_wide();
+    within(rows, is_bounded.then(textwrap::termwidth))
 }
 
 fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
@@ -45,7 +46,7 @@ fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
     if widths.len() < count {
         let faint = style::FAINT;
         let left_out = titles.get(widths.len()..).unwrap_or_default().join(", ");
-        let line = format!("not shown: {left_out}; a wider terminal, a pipe or --format json has all columns");
+        let line = format!("not shown: {left_out}; -v, a wider terminal or --format json has all columns");
         out += &format!("{faint}{}{faint:#}\n", crate::output::fill(&line, width.unwrap_or(usize::MAX)));
     }
     out

@@ -31,7 +31,7 @@ pub struct WatchArguments {
     /// With --publish: also on __Booksleeve_MasterChanged, for StackExchange.Redis clients
     #[arg(long, requires = "publish")]
     publish_master_changed: bool,
-    /// Suspect a node of hanging when it has owed an answer for this long
+    /// Suspect a node of hanging when a reply is overdue by this much
     #[arg(long, default_value = "250ms", value_parser = short_time, value_name = "TIME")]
     suspect_after: Duration,
     /// Exit after this time, such as 90s or 36h [default: never]

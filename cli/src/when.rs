@@ -143,6 +143,12 @@ fn shown(at_ms: u64, format: &str) -> String {
     at.map_or_else(|| "-".to_string(), |at| at.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string())
 }
 
+/// As `2026-11-27T01:02:03.004Z`, for logs.
+pub fn rfc3339(at_ms: u64) -> String {
+    let at = i64::try_from(at_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).unwrap_or_default();
+    format!("{at:.3}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -111,7 +111,7 @@ pub struct Bench {
     /// Which servers answer reads
     #[arg(long, value_enum, default_value = "primary", value_name = "WHICH")]
     read_from: ReadFromFlag,
-    /// The run is invalid when the generator looked at a thousandth of the requests later than this
+    /// The run is invalid if a thousandth of the requests were picked up later than this
     #[arg(long, default_value = "5ms", value_parser = short_time, value_name = "TIME")]
     lateness_max: Duration,
 
@@ -145,7 +145,7 @@ pub struct Bench {
     /// Leave the keys that it wrote; otherwise they are removed at the end
     #[arg(long)]
     keep_keys: bool,
-    /// Go on where servers hold keys that no benchmark wrote
+    /// Run even if the servers hold keys that no benchmark wrote
     #[arg(long)]
     yes: bool,
 
@@ -200,13 +200,13 @@ struct WorkloadFlags {
     /// Begin the --replay again when it ends, until the run is over
     #[arg(long = "loop")]
     replay_loop: bool,
-    /// Send also what does more than read and write keys: FLUSHALL, CONFIG SET, DEBUG, SHUTDOWN and the like
+    /// Also send commands that do more than read and write keys: FLUSHALL, CONFIG SET, DEBUG, SHUTDOWN and the like
     #[arg(long)]
     dangerous: bool,
     /// With --replay of MONITOR's output: at its own pace, this many times as fast
     #[arg(long, value_name = "X")]
     speed: Option<f64>,
-    /// Compare what `get` brings with what `set` wrote
+    /// Check that `get` returns what `set` wrote
     #[arg(long)]
     verify: bool,
     /// Write every key once before the run [default: where the mix has `get`]
@@ -215,7 +215,7 @@ struct WorkloadFlags {
     /// Do not
     #[arg(long)]
     no_preload: bool,
-    /// Seed of all that is drawn [default: 1]
+    /// Random seed [default: 1]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
@@ -357,6 +357,7 @@ impl Bench {
         if let Some(other) = against {
             settings.push(self.settings(self.reach.target(other)?, is_over_rings(against), test)?);
         }
+        settings.iter().try_for_each(Session::check)?;
         let held = settings.iter().map(|settings| self.held(settings)).collect::<anyhow::Result<Vec<Held>>>()?;
         let mut sessions = Vec::new();
         // Where an earlier benchmark left keys, ours are left as well.

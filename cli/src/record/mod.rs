@@ -65,7 +65,7 @@ pub struct RecordArguments {
     /// Delete the oldest while the recording is larger than this, such as 5gb [default: no limit]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "config")]
     max_size: Option<u64>,
-    /// Read the slow log this often; clients, settings and this machine are looked at every sixth time
+    /// Read the slow log this often; clients, settings and this machine are checked every sixth time
     #[arg(long, value_parser = lasting, default_value = "10s", value_name = "TIME", conflicts_with = "config")]
     every: Duration,
     /// Treat a PING that takes at least this long (50ms to 2s) as a stall: record it with its own time, and take a
@@ -239,6 +239,9 @@ impl RecordArguments {
         }
         let progress = recorder.end().with_context(|| plan.dir.display().to_string())?;
         output.note(&format!("recorded {} rows into {}", count(progress.rows as f64), plan.dir.display()));
+        if progress.rows == 0 {
+            bail!("nothing was recorded: no server answered");
+        }
         if progress.too_large > 0 {
             output.note(&format!("{} answers were too large to record", count(progress.too_large as f64)));
         }

@@ -22,7 +22,7 @@ const SPARE_S: f64 = 5.0;
 const ALIVE: Duration = Duration::from_secs(1);
 /// Connections that are opened again for one question.
 const TRIES: u32 = 3;
-/// What is left to do by hand.
+/// Added to errors after it has begun.
 const LEFT: &str = "its HOTKEYS session may still be there: HOTKEYS STOP and HOTKEYS RESET discard it";
 /// How often it looks whether it should end.
 const SLICE: Duration = Duration::from_millis(50);
@@ -140,21 +140,26 @@ impl Count<'_> {
             if there.is_active {
                 self.wait(&mut connection);
             }
-            let now = self.again(&mut connection, &["HOTKEYS", "GET"]).and_then(|answer| session(&answer));
-            return Ok(Some((false, now.ok().flatten().unwrap_or(there))));
+            let now = self.shown(&mut connection).ok().flatten();
+            return Ok(Some((false, now.unwrap_or(there))));
         }
         let seconds = (self.length.as_secs_f64() + SPARE_S).ceil().clamp(1.0, 1e6) as u64;
         let (count, seconds) = (KEYS.to_string(), seconds.to_string());
         let start = ["HOTKEYS", "START", "METRICS", "2", "CPU", "NET", "COUNT", &count, "DURATION", &seconds];
-        if let Err(e) = connection.call(&start) {
-            // Whether it has begun is not known where no answer came.
-            return Err(if e.is_fatal() { Error::new(e.kind, format!("{}; {LEFT}", e.message)) } else { e });
+        match connection.call(&start) {
+            // It has not begun.
+            Err(e) if !e.is_fatal() => Err(e),
+            // Whether it has is not known where no answer came.
+            Err(e) => Err(left(e)),
+            Ok(_) => self.to_its_end(&mut connection).map_err(left),
         }
-        let ours = session(&connection.call(&["HOTKEYS", "GET"])?)?.map(|session| session.started_ms);
-        self.wait(&mut connection);
-        let found = self.again(&mut connection, &["HOTKEYS", "GET"]);
-        let found = found.map_err(|e| Error::new(e.kind, format!("{}; {LEFT}", e.message)));
-        let Some(found) = session(&found?)? else {
+    }
+
+    /// Of a session that has begun.
+    fn to_its_end(&mut self, connection: &mut ReadOnly) -> Result<Option<(bool, Session)>, Error> {
+        let ours = self.shown(connection)?.map(|session| session.started_ms);
+        self.wait(connection);
+        let Some(found) = self.shown(connection)? else {
             self.notes.push("its HOTKEYS session was discarded by another client before it was read".into());
             return Ok(None);
         };
@@ -162,14 +167,19 @@ impl Count<'_> {
             // It took the place of ours.
             return Ok(Some((false, found)));
         }
-        let ended = self.again(&mut connection, &["HOTKEYS", "STOP"]);
-        // The last figures, without what came between.
-        let last = self.again(&mut connection, &["HOTKEYS", "GET"]).and_then(|answer| session(&answer));
-        let last = last.ok().flatten().filter(|last| Some(last.started_ms) == ours);
-        if let Err(e) = ended.and_then(|_| self.again(&mut connection, &["HOTKEYS", "RESET"])) {
-            self.notes.push(format!("{}; {LEFT}", e.message));
+        let stopped = self.again(connection, &["HOTKEYS", "STOP"]);
+        let last = self.shown(connection).ok().flatten();
+        // From here on nothing that went wrong loses what was read.
+        let is_ours = last.as_ref().is_none_or(|last| Some(last.started_ms) == ours);
+        let reset = if is_ours { self.again(connection, &["HOTKEYS", "RESET"]).map(drop) } else { Ok(()) };
+        if let Err(e) = stopped.and(reset) {
+            self.notes.push(left(e).message);
         }
-        Ok(Some((true, last.unwrap_or(found))))
+        Ok(Some((true, last.filter(|_| is_ours).unwrap_or(found))))
+    }
+
+    fn shown(&self, connection: &mut ReadOnly) -> Result<Option<Session>, Error> {
+        session(&self.again(connection, &["HOTKEYS", "GET"])?)
     }
 
     /// Until the time is over, with a sign of life now and then: the server may close idle connections.
@@ -202,6 +212,11 @@ impl Count<'_> {
             }
         }
     }
+}
+
+/// With what is left to do by hand.
+fn left(e: Error) -> Error {
+    Error::new(e.kind, format!("{}; {LEFT}", e.message))
 }
 
 /// What HOTKEYS GET says.

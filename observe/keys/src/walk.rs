@@ -314,6 +314,11 @@ impl<'s> Shared<'_, 's> {
             connection.call(&["READONLY"]).map_err(said)?;
             self.learn_slots(&mut connection);
         }
+        // One that does not exist has no keys either.
+        if let Some(database) = self.scan().database {
+            connection.call(&["SELECT", &database.to_string()]).map_err(said)?;
+            connection.call(&["SELECT", "0"]).map_err(said)?;
+        }
         let mut refused = BTreeMap::new();
         if info.redis_level() >= (7, 2)
             && let Err(e) = connection.call(&["CLIENT", "NO-TOUCH", "ON"])

@@ -9,7 +9,7 @@ use unslow_topology::{Info, Node, Topology};
 
 use super::room::{Needs, make_room};
 use super::{Progress, Session, guarded};
-use crate::danger::dangerous;
+use crate::danger::{dangerous, in_script};
 use crate::error::{Error, Interrupted, Unfit, WorkloadError};
 use crate::route::look;
 use crate::servers::open;
@@ -18,14 +18,24 @@ use crate::template::Fill;
 use crate::workload::{Command, Spec, Workload};
 
 impl Session {
-    /// Looks at the deployment, compiles the workload, asks the server whether it knows the commands, and preloads.
-    pub fn prepare(mut settings: Settings, observer: &mut dyn FnMut(Progress)) -> Result<Session, Error> {
+    /// Whether these settings can be run at all, and are meant; asks no server.
+    pub fn check(settings: &Settings) -> Result<(), Error> {
+        Session::compiled(settings).map(drop)
+    }
+
+    fn compiled(settings: &Settings) -> Result<Workload, Error> {
         settings.check()?;
-        // What is wrong with the workload is said before anyone is asked.
         let workload = Workload::compile(&settings.spec, settings.spec.script.as_ref().map(|_| "0"))?;
         if !settings.dangerous {
             refuse_danger(&workload, &settings.spec)?;
         }
+        Ok(workload)
+    }
+
+    /// Looks at the deployment, compiles the workload, asks the server whether it knows the commands, and preloads.
+    pub fn prepare(mut settings: Settings, observer: &mut dyn FnMut(Progress)) -> Result<Session, Error> {
+        // What is wrong with the workload is said before any server is asked.
+        let workload = Session::compiled(&settings)?;
         if let Some(recording) = workload.recording.filter(|_| !settings.spec.replay_loop) {
             settings.requests = Some(settings.requests.unwrap_or(u64::MAX).min(recording.commands()));
         }
@@ -156,6 +166,11 @@ fn refuse_danger(workload: &Workload, spec: &Spec) -> Result<(), WorkloadError> 
     if let Some((line, what)) = workload.recording.as_ref().and_then(|recording| recording.dangerous.clone()) {
         let path = spec.replay.as_ref().map_or_else(String::new, |path| path.display().to_string());
         return Err(WorkloadError::DangerousLine { path, line, what });
+    }
+    // What cannot be read is refused when it is loaded.
+    let script = spec.script.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+    if let Some(inside) = script.as_deref().and_then(in_script) {
+        return Err(WorkloadError::Dangerous { what: format!("a script with {inside}") });
     }
     let words = |command: &Command| command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
     match workload.commands.iter().find_map(|command| dangerous(&words(command))) {
