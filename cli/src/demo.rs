@@ -24,6 +24,7 @@ use unslow_units::{count, percent, time, time_us};
 use crate::doctor::{page, text};
 use crate::files;
 use crate::output::{Output, style};
+use crate::table::table;
 
 #[derive(Args)]
 pub struct Demo {
@@ -48,6 +49,9 @@ pub struct Demo {
     /// List the faults
     #[arg(long)]
     list: bool,
+    /// The same as --list
+    #[arg(value_parser = ["ls"], value_name = "ls")]
+    ls: Option<String>,
 }
 
 /// What the application saw: four callers, a command every 2 ms each.
@@ -82,16 +86,17 @@ impl Demo {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         let choices: Vec<&Fault> = faults::ALL.iter().filter(|f| f.demo).collect();
         // By the names of the rules that must find them: the diagnosis is what this is about.
-        if self.list && output.json() {
+        let is_list = self.list || self.ls.is_some();
+        if is_list && output.json() {
             let faults = choices.iter().map(|fault| json!({ "name": rule(fault), "about": fault.about }));
             let document = json!({ "schema": "unslow.demo_faults/1", "faults": faults.collect::<Vec<_>>() });
             output.print_json(&document)?;
             return Ok(0);
         }
-        if self.list {
-            for fault in &choices {
-                output.print(&format!("{:<18} {}\n", rule(fault), fault.about))?;
-            }
+        if is_list {
+            let mut rows = vec![["fault", "what happens"].map(String::from).to_vec()];
+            rows.extend(choices.iter().map(|fault| vec![rule(fault).to_string(), fault.about.to_string()]));
+            output.print(&table(&rows))?;
             return Ok(0);
         }
         let seed = self.seed.unwrap_or_else(rand::random);

@@ -22,7 +22,7 @@ pub struct Explain {
 
 impl Explain {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        match &self.rule {
+        match self.rule.as_ref().filter(|name| *name != "ls") {
             None => list(output)?,
             Some(name) => page(rule(name)?, output)?,
         }

@@ -47,7 +47,9 @@ impl HostArguments {
         // A full disk is no reason to lose what was measured: it is printed all the same.
         let saved = self.save.as_deref().map_or(Ok(()), |path| files::write(path, &serde_json::to_string(&host)?));
         if output.json() {
-            output.print_json(&host)?;
+            let mut document = serde_json::to_value(&host)?;
+            document["schema"] = "unslow.host/1".into();
+            output.print_json(&document)?;
         } else {
             // A process may call itself what it likes.
             output.print(&crate::doctor::text::clean_lines(&text(&host)))?;

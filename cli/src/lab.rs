@@ -218,11 +218,11 @@ impl LabArguments {
             What::Up(up) => self.up(up, output),
             What::Ls { name } => ls(name.as_deref(), output),
             What::Fault { name, target, value, one_way, lasts, lab } => match name {
-                Some(name) => {
+                Some(name) if name != "ls" => {
                     let target = if *one_way { Some(one_way_of(name, target.as_deref())?) } else { target.clone() };
                     fault(name, target, value, *lasts, lab.as_deref(), output)
                 }
-                None => list(output),
+                _ => list(output),
             },
             What::Heal { which, lab } => heal(which, lab.as_deref(), output),
             What::Logs { server, lines, follow, lab } => logs(server, *lines, *follow, lab.as_deref(), output),

@@ -377,25 +377,11 @@ fn a_session_of_hot_keys_that_is_there_is_read_and_left() {
 #[test]
 fn an_interrupted_count_of_hot_keys_leaves_no_session() {
     let server = standalone("redis-8.10");
-    let mut connection = server.connect_with(&options(2)).unwrap();
-    fill(&mut connection, &["SET user:1 x".to_string()]);
-    let mut running = Running(
-        command(&["keys", &server.address(), "--hot", "--for", "10m", "--format", "json"])
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::null())
-            .spawn()
-            .unwrap(),
-    );
-    until("the server to count", || !is_none(&session(&mut connection)));
-    fill(&mut connection, &["GET user:1".to_string()]);
-    running.signal(2);
-    let mut text = String::new();
-    std::io::Read::read_to_string(running.0.stdout.as_mut().unwrap(), &mut text).unwrap();
-    assert_eq!(running.ended(), Some(0));
-    let report: Json = serde_json::from_str(&text).expect("what was counted so far");
+    let report = counting(&server, |_| ());
     assert_eq!(report["hot"][0]["keys"].as_array().map(Vec::len), Some(1), "{report:#}");
     assert!(report["notes"].to_string().contains("no keys were looked at"), "{}", report["notes"]);
     assert_eq!((&report["is_complete"], &report["larger_unseen_at_most"]), (&false.into(), &Json::Null), "{report:#}");
+    let mut connection = server.connect_with(&options(2)).unwrap();
     assert!(is_none(&session(&mut connection)), "the session is still there");
 }
 

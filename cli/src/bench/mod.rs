@@ -463,6 +463,11 @@ impl Bench {
                 let head = if is_first { csv::head() } else { String::new() };
                 output.print(&(head + &csv::rows(&reports[0])))?;
             }
+            // A line for each, as redis-benchmark -q prints it.
+            (false, None) if output.quiet && test.is_some() => {
+                let name = test.unwrap_or_default();
+                output.print(&format!("{name}: {}\n", text::closing(&reports[0])))?;
+            }
             (false, _) => {
                 for report in &reports {
                     output.print(&(text::report(report, output.verbose) + "\n"))?;

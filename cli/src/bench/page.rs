@@ -54,9 +54,9 @@ pub fn render(reports: &[Report], comparison: Option<&Comparison>) -> anyhow::Re
         title, how, taken => date(first.at_ms), unslow => env!("CARGO_PKG_VERSION"),
         load => format!(
             "{} per server, model {}, {}",
-            plural(load.connections as usize, "connection"),
+            plural(load.connections, "connection"),
             load.model,
-            plural(load.threads as usize, "generator thread")
+            plural(load.threads, "generator thread")
         ),
         workload => serde_json::to_string_pretty(&first.workload)?,
         comparison => comparison.map(

@@ -54,36 +54,45 @@ pub fn report(report: &Report, verbose: bool) -> String {
         }
         out += &run_text(run, verbose);
     }
-    if report.runs.len() > 1 {
-        let worst = |f: fn(&Run) -> f64| {
-            let mut all: Vec<f64> = report.runs.iter().map(f).collect();
-            all.sort_by(f64::total_cmp);
-            (all[0], all[all.len() / 2], all[all.len() - 1])
-        };
-        let (low, mid, high) = worst(|r| r.latency.us_p99);
-        let (slow, rate, fast) = worst(|r| r.throughput_per_s);
-        let invalid = report.runs.iter().filter(|r| !r.valid).count();
-        let failed: u64 = report.runs.iter().map(|r| r.refused + r.unanswered).sum();
-        let trouble = match (invalid, failed) {
-            (0, 0) => "no errors".to_string(),
-            (0, n) => format!("{} requests failed", count(n as f64)),
-            (i, n) => format!("{i} of the runs INVALID, {} requests failed", count(n as f64)),
-        };
-        let _ = writeln!(
-            out,
-            "\nOf {} runs: p99 {} (median; {} to {}), {} requests/s ({} to {}); {trouble}.",
-            report.runs.len(),
-            time_us(mid),
-            time_us(low),
-            time_us(high),
-            count(rate),
-            count(slow),
-            count(fast)
-        );
-    } else if let Some(run) = report.runs.first() {
-        let _ = writeln!(out, "\n{}", sentence(run));
-    }
+    let _ = writeln!(out, "\n{}", closing(report));
     out
+}
+
+/// The result in a sentence.
+pub fn closing(report: &Report) -> String {
+    let [run] = &report.runs[..] else { return of_all(&report.runs) };
+    sentence(run)
+}
+
+/// Of several runs, or of none.
+fn of_all(runs: &[Run]) -> String {
+    if runs.is_empty() {
+        return String::new();
+    }
+    let worst = |f: fn(&Run) -> f64| {
+        let mut all: Vec<f64> = runs.iter().map(f).collect();
+        all.sort_by(f64::total_cmp);
+        (all[0], all[all.len() / 2], all[all.len() - 1])
+    };
+    let (low, mid, high) = worst(|r| r.latency.us_p99);
+    let (slow, rate, fast) = worst(|r| r.throughput_per_s);
+    let invalid = runs.iter().filter(|r| !r.valid).count();
+    let failed: u64 = runs.iter().map(|r| r.refused + r.unanswered).sum();
+    let trouble = match (invalid, failed) {
+        (0, 0) => "no errors".to_string(),
+        (0, n) => format!("{} requests failed", count(n as f64)),
+        (i, n) => format!("{i} of the runs INVALID, {} requests failed", count(n as f64)),
+    };
+    format!(
+        "Of {} runs: p99 {} (median; {} to {}), {} requests/s ({} to {}); {trouble}.",
+        runs.len(),
+        time_us(mid),
+        time_us(low),
+        time_us(high),
+        count(rate),
+        count(slow),
+        count(fast)
+    )
 }
 
 /// What was asked, in a line.

@@ -34,8 +34,9 @@ const RECORDED: Duration = Duration::from_secs(60);
 #[derive(Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server \
-                  answers, or this user lacks rights.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  \
+    after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings (a server that does not answer \
+                  is one), 2 could not look: this user lacks rights, or nothing could be \
+                  concluded.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  \
                   UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor \
                   redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor 10.0.0.1:7000 --only \
                   keys_command     # is it still there?\n  unslow doctor --from incident.json\n  unslow doctor \

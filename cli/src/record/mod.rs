@@ -113,14 +113,17 @@ pub struct RecordArguments {
 enum Verb {
     /// Show what a recording holds
     Ls {
+        /// Directory of the recording
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
     /// Write a part of a recording to one file, for a colleague: `doctor --recording FILE` and `incidents FILE` read
     /// it; or its numbers, for other tools
     Export {
+        /// Directory of the recording
         #[arg(value_name = "DIR")]
         dir: PathBuf,
+        /// File to write
         #[arg(value_name = "FILE")]
         file: PathBuf,
         /// From this time on, such as "yesterday 01:00" or "3h ago"
@@ -147,6 +150,7 @@ enum Verb {
     },
     /// Delete the oldest part of a recording, while no recorder writes it
     Prune {
+        /// Directory of the recording
         #[arg(value_name = "DIR")]
         dir: PathBuf,
         /// Delete what is older than this
@@ -158,6 +162,7 @@ enum Verb {
     },
     /// Read all of a recording and report what is damaged
     Check {
+        /// Directory of the recording
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },

@@ -25,6 +25,26 @@ fn replication_goes_over_tcp_between_preloaded_and_plain_servers() {
     );
 }
 
+/// The process that was started ends at once, and has carried nothing; its child does.
+#[test]
+fn a_server_that_goes_into_the_background_is_carried_and_nothing_else_is_said() {
+    let meeting = Meeting::new();
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port("127.0.0.1").unwrap();
+    let (program, port_text) = (engine("redis-7.0").server.display().to_string(), port.to_string());
+    let dir_text = dir.path().display().to_string();
+    let more = ["--port", &port_text, "--save", "", "--dir", &dir_text, "--daemonize", "yes"];
+    let output = meeting.unslow(&[&["bypass", "--", &program], &more[..]].concat()).output().unwrap();
+    let target = Target::parse(&format!("127.0.0.1:{port}")).unwrap();
+    let mut connection = None;
+    until("the server to answer", || {
+        connection = Connection::open(&target, &options(2)).ok();
+        connection.as_mut().is_some_and(|c| c.call(&["PING"]).is_ok())
+    });
+    let _ = connection.expect("it answered").call(&["SHUTDOWN", "NOSAVE"]);
+    assert!(!stderr(&output).contains("nothing could be carried"), "{}", stderr(&output));
+}
+
 #[test]
 fn what_cannot_be_carried_is_said_and_goes_over_tcp() {
     let meeting = Meeting::new();

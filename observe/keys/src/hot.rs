@@ -151,12 +151,12 @@ impl Count<'_> {
             Err(e) if !e.is_fatal() => Err(e),
             // Whether it has is not known where no answer came.
             Err(e) => Err(left(e)),
-            Ok(_) => self.to_its_end(&mut connection).map_err(left),
+            Ok(_) => self.finish(&mut connection).map_err(left),
         }
     }
 
     /// Of a session that has begun.
-    fn to_its_end(&mut self, connection: &mut ReadOnly) -> Result<Option<(bool, Session)>, Error> {
+    fn finish(&mut self, connection: &mut ReadOnly) -> Result<Option<(bool, Session)>, Error> {
         let ours = self.shown(connection)?.map(|session| session.started_ms);
         self.wait(connection);
         let Some(found) = self.shown(connection)? else {

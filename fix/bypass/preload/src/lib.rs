@@ -29,9 +29,15 @@ extern "C" fn end() {
     world::leave();
     let launched = std::env::var("UNSLOW_BYPASS_PID").is_ok_and(|pid| pid == std::process::id().to_string());
     let settings = world::settings();
-    if launched && settings.server && !settings.client && !world::was_met() {
+    if launched && settings.server && !settings.client && !world::was_met() && !has_child() {
         sockets::tell("this program never watched a listening TCP socket with epoll: nothing could be carried");
     }
+}
+
+/// Whether a child goes on with the work, as of a server that puts itself in the background.
+fn has_child() -> bool {
+    let pid = std::process::id();
+    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).is_ok_and(|all| !all.trim().is_empty())
 }
 
 #[used]
