@@ -196,7 +196,7 @@ fn main() -> ExitCode {
     };
     let listening = unslow_interrupt::listen(move |action| match action {
         Action::Nothing => {}
-        Action::Say(what) => eprintln!("\nunslow: {what}"),
+        Action::Say(what) => said_or_not(&format!("\nunslow: {what}")),
         Action::End => end_at_once((!holds).then_some(last_word)),
     });
     if let Err(e) = listening {
@@ -237,6 +237,12 @@ fn said(e: &anyhow::Error) -> String {
     doctor::text::clean_lines(&format!("{e:#}"))
 }
 
+/// On a terminal that is gone nothing can be said, and `eprintln!` would panic: the process has to end all the same.
+fn said_or_not(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// The one way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us. The holder of a lab has no
 /// last word; the command that started it has.
 fn end_at_once(last_word: Option<&str>) -> ! {
@@ -247,7 +253,7 @@ fn end_at_once(last_word: Option<&str>) -> ! {
     output::print_failed("interrupted");
     files::forget_half_written();
     if let Some(last_word) = last_word {
-        eprintln!("\nunslow: interrupted; {last_word}");
+        said_or_not(&format!("\nunslow: interrupted; {last_word}"));
     }
     #[allow(clippy::disallowed_methods)] // the one place that may
     std::process::exit(2);

@@ -407,3 +407,16 @@ fn a_password_whose_host_was_forgotten_is_not_repeated() {
         assert!(!said.contains("s3cret") && said.contains("host[:port]"), "{verb} {format}: {said}");
     }
 }
+
+/// As after the terminal was closed: nothing that it has to say can be written.
+#[test]
+fn an_interrupted_command_ends_though_its_stderr_is_gone() {
+    let server = standalone("valkey-9.1");
+    let mut watch =
+        Running(command(&["watch", &server.url()]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut seen = [0_u8; 1];
+    watch.0.stdout.as_mut().unwrap().read_exact(&mut seen).expect("it says what it watches");
+    drop(watch.0.stderr.take());
+    watch.signal(libc::SIGINT);
+    assert!(watch.ended().is_some());
+}
