@@ -237,7 +237,7 @@ fn said(e: &anyhow::Error) -> String {
     doctor::text::clean_lines(&format!("{e:#}"))
 }
 
-/// On a terminal that is gone nothing can be said, and `eprintln!` would panic: the process has to end all the same.
+/// Prints unless the terminal is gone: there `eprintln!` would panic, and the process would never end.
 fn said_or_not(text: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{text}");

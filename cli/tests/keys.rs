@@ -304,7 +304,7 @@ fn is_none(session: &unslow_client::Value) -> bool {
     matches!(session, unslow_client::Value::Null)
 }
 
-/// One key that takes nearly all of what a server does, as the doctor is told of it.
+/// One key takes nearly all of a server's time, and the doctor reads that from the document.
 #[test]
 fn a_hot_key_is_found_by_the_servers_own_count_which_leaves_nothing_behind() {
     let server = standalone("redis-8.10");
@@ -455,7 +455,7 @@ fn keys_that_were_not_seen_are_bounded_by_the_servers_count_of_sizes() {
     let said = "not seen: 3 keys of type string, longer than any that was; the longest has at least 4,096 bytes";
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(text.contains(said), !longest, "{text}");
-    // Of a walk that goes on, what was listed may be gone.
+    // Keys that an earlier run listed may have been deleted before the walk was resumed.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("walk").display().to_string();
     for is_resumed in [false, true] {
@@ -635,13 +635,15 @@ fn a_hostile_server_takes_no_more_than_the_time_that_was_given() {
         }
     });
     let report = walked(&address, &["--for", "2s", "--rate", "1M", "--resp", "2"]);
-    assert!(report["scanned"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["scanned"].as_u64().unwrap() > 5, "{report}");
     assert!(report["kinds"].as_array().unwrap().len() <= 30);
     assert!(report["share"].as_f64().unwrap() < 1.0);
 }
 
 fn answer(stream: std::net::TcpStream) {
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    // Otherwise each reply waits for a delayed ACK, and few keys come in the time there is.
+    stream.set_nodelay(true).unwrap();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut out = stream;
     let mut n = 0_u64;

@@ -52,7 +52,7 @@ impl<'a> Iterator for Lines<'a> {
             if !line.starts_with('#')
                 && let Some(colon) = memchr(b':', line.as_bytes())
             {
-                // `module:name=search,ver=1`: each module has a line of its own.
+                // `module:name=search,ver=1`: INFO prints one such line per module.
                 let end = if &line[..colon] == MODULE { memchr(b',', line.as_bytes()).unwrap_or(colon) } else { colon };
                 return Some((at, &line[..end], &line[end + 1..]));
             }

@@ -58,7 +58,7 @@ pub struct InventoryFinding {
     pub fails: bool,
 }
 
-/// A finding that the baseline does not have, or that is gone.
+/// A finding that is new since the baseline, or no longer there.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct InventoryChange {
     pub id: String,

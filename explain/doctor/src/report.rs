@@ -203,6 +203,12 @@ fn judge(facts: &Facts, only: &[String], silences: &[Silence]) -> Report {
     let measured = facts.live().next().is_some();
     for rule in &rules {
         let (answer, text) = match verdict_of(rule, facts) {
+            // Asked by name it would read as if the problem were gone.
+            Verdict::NotHere if !only.is_empty() && is_document_missing(facts, rule.id) => {
+                let why = format!("it is judged from a document, and none was given:{}", document(rule.id));
+                cannot_see.push(CannotSee::of(rule.id, &Gap::new(Lack::Other, why.as_str(), recheck(facts, rule.id))));
+                (Answered::Unknown, why)
+            }
             Verdict::NotHere => (Answered::NotHere, String::new()),
             Verdict::Absent(text) if measured || OF_CLIENTS.contains(&rule.id) => {
                 ruled_out.push(text.clone());
@@ -277,11 +283,24 @@ fn verdict_of(rule: &Rule, facts: &Facts) -> Verdict {
     (rule.check)(facts)
 }
 
-/// The command that shows whether a finding is still there. What a message said stays so: it takes a new one.
+/// The command that shows whether a finding is still there. What a document says stays as it is: it takes a new one.
 fn recheck(facts: &Facts, id: &str) -> String {
     let server = if facts.url.is_empty() { String::new() } else { format!(" {}", facts.url) };
-    let message = if OF_CLIENTS.contains(&id) { " --client-error FILE" } else { "" };
-    format!("unslow doctor{server}{message} --only {id}")
+    format!("unslow doctor{server}{} --only {id}", document(id))
+}
+
+/// The option that hands in what a rule judges, if it is not the servers themselves.
+fn document(id: &str) -> &'static str {
+    match id {
+        "hot_key" => " --keys FILE",
+        _ if OF_CLIENTS.contains(&id) => " --client-error FILE",
+        _ => "",
+    }
+}
+
+/// Whether a rule about servers has nothing to judge, as its document was not given.
+fn is_document_missing(facts: &Facts, id: &str) -> bool {
+    id == "hot_key" && facts.keys_seen.as_ref().is_none_or(|seen| seen.hot.is_empty())
 }
 
 impl Report {

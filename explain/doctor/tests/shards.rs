@@ -269,6 +269,17 @@ fn counting(change: impl Fn(&mut HotKeys)) -> Facts {
     facts
 }
 
+/// The command that a report gives for it must not read as if the key were cold when its document is forgotten.
+#[test]
+fn a_hot_key_that_is_asked_for_without_a_count_is_unknown() {
+    let found = finding(&counted(0.9, 0.5), "hot_key");
+    assert!(found.recheck.contains("--keys FILE --only hot_key"), "{}", found.recheck);
+    let report = diagnose(&cluster([IDLE, hot(0.9), IDLE], &EVEN), &["hot_key".to_string()]);
+    assert_eq!(report.only[0].answer, Answered::Unknown);
+    assert!(report.cannot_see.iter().any(|gap| gap.id == "hot_key"), "{:?}", report.cannot_see);
+    assert!(report.only[0].text.contains("--keys FILE"), "{}", report.only[0].text);
+}
+
 #[test]
 fn a_count_of_something_else_says_nothing_of_now() {
     assert_eq!(answer(&counting(|_| ()), "hot_key"), Answered::Present);

@@ -16,7 +16,7 @@ use crate::patterns::places;
 
 /// Keys that are asked for; no server lists more.
 const KEYS: usize = 64;
-/// How much longer than wanted a session may last if nobody ends it, in seconds.
+/// A session that we cannot end stops by itself this much later than planned, in seconds.
 const SPARE_S: f64 = 5.0;
 /// How often it says that it is there.
 const ALIVE: Duration = Duration::from_secs(1);
@@ -280,7 +280,7 @@ fn keys(list: &Value) -> Vec<(Vec<u8>, u64)> {
 impl Session {
     fn tracked(self, server: &str, run_id: String, is_ours: bool, salt: &Salt) -> Tracked {
         let (counts_cpu, counts_net) = (self.by_us.is_some(), self.by_bytes.is_some());
-        // One command in so many is counted.
+        // The server counts one command in `sample_ratio`.
         let scaled = |n: u64| n.saturating_mul(self.sample_ratio.max(1));
         let mut all: BTreeMap<Vec<u8>, (Option<u64>, Option<u64>)> = BTreeMap::new();
         for (name, us) in self.by_us.into_iter().flatten() {

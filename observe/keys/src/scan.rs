@@ -303,7 +303,7 @@ impl Scan {
         (self.parts.len() - 1, has_lost)
     }
 
-    /// Of a shard that is opened anew: what still belongs to it is claimed again.
+    /// Before a shard is reopened: parts that still belong to it are claimed again.
     pub(crate) fn leave(&mut self, shard: &str) {
         self.parts.iter_mut().filter(|part| part.shard == shard).for_each(|part| part.is_here = false);
     }

@@ -38,7 +38,7 @@ const HURTS: f64 = 0.6;
 const RISK: f64 = 0.4;
 /// A count that ended longer ago says little of now.
 const OLD_S: f64 = 3600.0;
-/// The load is another one if the time in commands is so many times what it was, and so much of a core more.
+/// The load has changed if the time in commands differs by more than this factor and this share of a core.
 const CHANGED: f64 = 2.0;
 const CHANGED_BY: f64 = 0.05;
 const AGAIN: &str = "unslow keys URL --hot --format json, under the load that is to be explained";

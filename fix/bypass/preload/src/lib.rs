@@ -34,7 +34,7 @@ extern "C" fn end() {
     }
 }
 
-/// Whether a child goes on with the work, as of a server that puts itself in the background.
+/// Whether a child continues the work, as when a server daemonizes.
 fn has_child() -> bool {
     let pid = std::process::id();
     std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).is_ok_and(|all| !all.trim().is_empty())
