@@ -1,5 +1,7 @@
 //! Rules about what a machine allows a server: facts by hand, the case and what looks like it.
 
+#![allow(clippy::disallowed_methods)] // rules may not read files; their tests must
+
 mod common;
 #[path = "common/hand.rs"]
 mod hand;
@@ -204,6 +206,45 @@ fn threaded(threads: u32, others: f64, delay: f64) -> Facts {
     let threads = threads.to_string();
     configure(&mut facts, &[("io-threads", threads.as_str())]);
     facts
+}
+
+/// A server that is silent because its io-threads hold both processors, as it was recorded.
+fn silent() -> Facts {
+    let case = "twelve_threads_that_starve_it.json";
+    let path = format!("{}/../../bench/diagnosis/facts/{case}", env!("CARGO_MANIFEST_DIR"));
+    Facts::from_json(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_server_is_silent_for_its_threads_where_they_hold_the_machine() {
+    let first = |facts: &Facts| diagnose(facts, &[]).findings[0].id.clone();
+    let report = diagnose(&silent(), &[]);
+    let found = &report.findings[0];
+    let told = (found.id.as_str(), found.confidence, found.chain[0].id.as_str());
+    assert_eq!(told, ("io_threads", Confidence::Likely, "node_hangs"));
+    assert!(found.evidence.iter().all(|e| !e.value.contains("commands/s")), "{:?}", found.evidence);
+    // Others use the processors: strangers that are not listed, clients, a child of its own. What its main thread used
+    // is not known. It ran, and so was busy with something.
+    let spoils: [fn(&mut Facts); 5] = [
+        |facts| facts.hosts[0].processes[0].cpu_share = Some(0.45),
+        |facts| {
+            facts.hosts[0].processes[0].cpu_share = Some(0.5);
+            facts.hosts[0].neighbours = vec![Neighbour { client: true, ..stranger(1.35) }];
+        },
+        |facts| {
+            let pid = facts.hosts[0].processes[0].pid;
+            facts.hosts[0].processes[0].cpu_share = Some(1.0);
+            facts.hosts[0].neighbours = vec![Neighbour { parent: Some(pid), ..stranger(0.9) }];
+        },
+        |facts| facts.hosts[0].processes[0].main_cpu_share = None,
+        |facts| facts.nodes[0].standing.as_mut().unwrap().user_ms = 150,
+    ];
+    for (number, spoil) in spoils.into_iter().enumerate() {
+        let mut facts = silent();
+        spoil(&mut facts);
+        assert_eq!(first(&facts), "node_hangs", "{number}");
+        assert!(diagnose(&facts, &[]).findings.iter().all(|f| f.id != "io_threads"), "{number}");
+    }
 }
 
 #[test]

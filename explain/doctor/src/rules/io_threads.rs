@@ -7,8 +7,9 @@
 //!
 //! Seen when: `io-threads` is larger than the number of processors that the process may use (its mask, its quota, the
 //! machine), and in the window its other threads used over a fifth of a core while the main thread waited for a
-//! processor for over 5 % of the time, or its quota stopped it in over 1 % of its periods. The setting alone is a risk,
-//! if an application uses the server.
+//! processor for over 5 % of the time, or its quota stopped it in over 1 % of its periods. A server whose main
+//! thread gets no processor answers no one (`node_hangs`). The setting alone is a risk, if an application uses the
+//! server.
 //!
 //! Not to be taken for: a busy server. With io-threads a processor at 100 % says little: what counts is commands a
 //! second, and the time that the server itself reports as active (used_active_time_main_thread, Valkey 9.1+), which
@@ -26,9 +27,10 @@
 use unslow_facts::{Host, Process};
 
 use super::prelude::*;
+use super::standing;
 
 pub const TITLE: &str = "Too many io-threads";
-pub const LEADS_TO: &[&str] = &["cpu_throttled", "main_thread_saturated"];
+pub const LEADS_TO: &[&str] = &["cpu_throttled", "main_thread_saturated", "node_hangs"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// Cores that its other threads must have used.
@@ -88,7 +90,22 @@ impl Crowd<'_> {
     }
 
     fn costs(&self) -> bool {
+        if self.is_silent() {
+            return self.holds_the_machine() && self.delay > WAITED;
+        }
         is_used(self.node) && self.others > SPINS && (self.waited() > WAITED || self.throttled > 0.0)
+    }
+
+    /// Whether it answers no more, because its main thread gets no processor.
+    fn is_silent(&self) -> bool {
+        is_silent(self.node)
+    }
+
+    /// Whether its other threads used more of the machine in the window than all else together. What a main thread
+    /// that ran alone used would be taken for theirs if it was not counted.
+    fn holds_the_machine(&self) -> bool {
+        let busy = self.host.busy_share.unwrap_or(1.0) * f64::from(self.host.cpus);
+        self.process.main_cpu_share.is_some() && self.others > busy / 2.0
     }
 
     /// Share of the window that the main thread waited for a processor, where it was not for strangers.
@@ -107,6 +124,11 @@ impl Crowd<'_> {
     }
 }
 
+/// Whether a server says nothing because its main thread gets no processor.
+fn is_silent(node: &Node) -> bool {
+    node.silent_ms.is_some() && standing::is_starved(node)
+}
+
 /// Processors that a process can use at a time.
 pub(super) fn cores(host: &Host, process: &Process) -> f64 {
     let allowed = f64::from(process.cpus_allowed.unwrap_or(host.cpus).min(host.cpus));
@@ -122,9 +144,13 @@ fn threads(node: &Node) -> Option<f64> {
 }
 
 pub fn check(facts: &Facts) -> Verdict {
+    // Also those that have told their settings and are silent since.
+    let silent = facts.nodes.iter().filter(|node| is_silent(node)).filter_map(|node| Crowd::of(facts, node));
+    let silent: Vec<Crowd<'_>> = silent.filter(Crowd::costs).collect();
     let all: Vec<Crowd<'_>> = facts.live().filter_map(|node| Crowd::of(facts, node)).collect();
-    let rows =
-        by_worst(all.iter().filter(|c| is_used(c.node)).collect(), |c| f64::from(u8::from(c.costs())) + c.lost());
+    let rows = by_worst(all.iter().filter(|c| is_used(c.node)).chain(&silent).collect(), |c| {
+        f64::from(u8::from(c.costs())) + c.lost()
+    });
     if let Some(worst) = rows.first() {
         return found(worst).on(rows.iter().map(|c| c.node.address.as_str())).into();
     }
@@ -184,7 +210,10 @@ fn found(worst: &Crowd<'_>) -> Finding {
     let active = node.info().and_then(|i| i.get("io_threads_active")).unwrap_or("not shown");
     let finding = finding
         .saw(node, "CONFIG GET io-threads", worst.threads.map_or("not read".into(), |threads| format!("{threads:.0}")))
-        .saw(node, "INFO stats", format!("io_threads_active:{active}, {} commands/s", count(node.ops().unwrap_or(0.0))))
+        .saw(node, "INFO stats", match node.ops() {
+            Some(ops) => format!("io_threads_active:{active}, {} commands/s", count(ops)),
+            None => format!("io_threads_active:{active}"),
+        })
         .saw_at(
             format!("processors of pid {} ({})", process.pid, host.hostname),
             format!(
@@ -211,7 +240,8 @@ fn found(worst: &Crowd<'_>) -> Finding {
         return finding.fix(&text, &[&ask], risk, "");
     };
     let text = format!("{:.0} instead of {threads:.0}", worst.wanted());
-    if is_set_at_runtime(node) {
+    // CONFIG SET would have no answer from one that is silent.
+    if is_set_at_runtime(node) && !worst.is_silent() {
         let (set, back) =
             (format!("CONFIG SET io-threads {:.0}", worst.wanted()), format!("CONFIG SET io-threads {threads:.0}"));
         return finding.fix_at(&node.address, &format!("Use fewer io-threads: {text}"), &[&set], risk, &back);

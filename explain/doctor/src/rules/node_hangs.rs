@@ -14,6 +14,9 @@
 //! same while it lasts, and so does CLIENT PAUSE without WRITE (`paused`); and if none of several nodes answers,
 //! something in between that accepts every connection (a proxy, a load balancer) looks the same too.
 //!
+//! A process that was ready to run at every look, and waited for a processor most of the time, is not stuck: other
+//! threads or processes hold the processors. Where those are its own threads, that is `io_threads`.
+//!
 //! Proven when unslow, or a recorder, runs on the server's machine and the kernel says that the process was stopped by
 //! a signal (T) at every look while it owed an answer, three at least. Any other state, and the kernel function that it
 //! waits in, are evidence; a debugger (t) may have been attached to find out why it hangs.
@@ -82,7 +85,13 @@ pub fn check(facts: &Facts) -> Verdict {
     let mut finding = Finding::new(format!(
         "{kind}{} accepts connections and says nothing: its process is {}{others}",
         node.address,
-        if is_stopped(node) { "stopped by a signal" } else { "stopped or busy with one thing" }
+        if is_stopped(node) {
+            "stopped by a signal"
+        } else if standing::is_starved(node) {
+            "ready to run and gets no processor"
+        } else {
+            "stopped or busy with one thing"
+        }
     ))
     .on(silent.iter().map(|(n, ..)| n.address.as_str()));
     finding = cost(finding, facts, view, &silent, lost);
@@ -151,13 +160,10 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent: &[S
     }
 }
 
-/// Looks that prove something: one or two are a moment.
-const LOOKS: u32 = 3;
-
 /// Whether a signal stopped its process, at every look while it owed an answer. A debugger may have come to see why it
 /// hangs, and so proves nothing.
 fn is_stopped(node: &Node) -> bool {
-    let seen = node.standing.as_ref().filter(|standing| standing.looks >= LOOKS);
+    let seen = node.standing.as_ref().filter(|standing| standing.looks >= standing::LOOKS);
     seen.is_some_and(|standing| standing.only_state() == Some(ThreadState::Stopped))
 }
 
@@ -206,6 +212,12 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent:
         Some(standing) if standing.only_state() == Some(ThreadState::Traced) => finding.fix(
             "A debugger holds the process: detach it (TracerPid is its process)",
             &[&format!("grep TracerPid /proc/{}/status", standing.pid)],
+            risk,
+            "",
+        ),
+        Some(standing) if standing::is_starved(node) => finding.fix(
+            "On its machine, see which threads hold the processors",
+            &["ps -eLo pcpu,pid,comm --sort=-pcpu | head", &format!("top -H -p {}", standing.pid)],
             risk,
             "",
         ),
@@ -262,6 +274,27 @@ mod tests {
         let standing = (!seen.is_empty()).then_some(standing);
         let node = Node { silent_ms: Some(3000), standing, ..Node::new("10.0.0.1:6379", Role::Unknown) };
         Facts { nodes: vec![node], ..Facts::of_nothing("redis://10.0.0.1") }
+    }
+
+    #[test]
+    fn a_process_that_waits_for_a_processor_is_not_stuck() {
+        use ThreadState::{Runnable, Sleeping};
+        let found = |waited_ms, user_ms, state| {
+            let mut facts = silent(&[(state, 5)]);
+            let standing = facts.nodes[0].standing.as_mut().unwrap();
+            (standing.span_ms, standing.waited_ms, standing.user_ms) = (400, waited_ms, user_ms);
+            said(check(&facts))
+        };
+        let starved = found(Some(370), 20, Runnable);
+        assert!(starved.title.ends_with("ready to run and gets no processor"), "{}", starved.title);
+        assert!(starved.remedies[0].commands.iter().all(|command| !command.contains("kill")), "{starved:?}");
+        // One that ran for two fifths of the time is busy with something.
+        for (waited_ms, user_ms, state) in
+            [(Some(100), 0, Runnable), (Some(220), 160, Runnable), (None, 0, Runnable), (Some(390), 0, Sleeping)]
+        {
+            let title = found(waited_ms, user_ms, state).title;
+            assert!(title.ends_with("stopped or busy with one thing"), "{waited_ms:?} {user_ms}: {title}");
+        }
     }
 
     #[test]
