@@ -1,8 +1,9 @@
-//! `cargo xtask test`: every test of the workspace, each as a process of its own.
+//! `cargo xtask test`: every test of the workspace.
 //!
-//! Pure tests run first, as many as there are processors. Tests on real servers share a fixed number of slots, and
-//! those that judge a measurement run alone: `tests.toml` says which is which and why. Nothing stops at the first
-//! failure; the end lists failures, skips, what was tried again on a busy machine, and the ten slowest.
+//! Pure tests run first, those of one binary in one process, as many processes as there are processors. Tests on real
+//! servers share a fixed number of slots, and those that judge a measurement run alone: `tests.toml` says which is
+//! which, and why. Nothing stops at the first failure; the end lists failures, skips, what was tried again on a busy
+//! machine, and the ten slowest.
 //!
 //! Not cargo-nextest: it has no notion of a test that skips itself at run time, and building it takes longer than the
 //! cold build may grow. `cargo test -p CRATE NAME -- --test-threads=1` works too.
@@ -22,7 +23,7 @@ use self::find::Test;
 use self::plan::Plan;
 
 const HELP: &str = "\
-Runs the tests of the workspace, each as a process of its own.
+Runs the tests of the workspace, those on real servers in a process each.
 
 Usage: cargo xtask test [--long] [--list] [WORD...]
 

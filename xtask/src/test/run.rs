@@ -1,7 +1,11 @@
-//! Runs tests side by side, each in a session of its own.
+//! Runs tests side by side.
 //!
 //! What a test wants said beside its outcome (a skip, a busy machine) it writes into the file that `UNSLOW_TEST_NOTES`
 //! names; its output is kept, and shown where it failed.
+//!
+//! Tests on real servers have a session each. Pure tests of one binary run in one process: starting a process takes a
+//! hundred times as long as most of them. Unless all pass without a note, each runs again in a separate process, with a
+//! separate log; what failed the first time has failed.
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
@@ -65,27 +69,33 @@ type Groups = Arc<Mutex<Vec<u32>>>;
 struct Running {
     pure: usize,
     servers: usize,
+    quiet: usize,
     alone: usize,
 }
+
+/// How many that need a machine at rest run at a time.
+const QUIET: usize = 3;
 
 impl Running {
     fn of(&mut self, need: Need) -> &mut usize {
         match need {
             Need::Pure => &mut self.pure,
             Need::Servers => &mut self.servers,
+            Need::Quiet => &mut self.quiet,
             Need::Alone => &mut self.alone,
         }
     }
 
     fn total(&self) -> usize {
-        self.pure + self.servers + self.alone
+        self.pure + self.servers + self.quiet + self.alone
     }
 
     /// Whether one more may begin.
     fn room(&self, need: Need, slots: usize, processors: usize) -> bool {
         match need {
-            Need::Pure => self.alone == 0 && self.pure < processors,
-            Need::Servers => self.alone == 0 && self.pure == 0 && self.servers < slots,
+            Need::Pure => self.alone + self.quiet == 0 && self.pure < processors,
+            Need::Servers => self.total() == self.servers && self.servers < slots,
+            Need::Quiet => self.total() == self.quiet && self.quiet < QUIET,
             Need::Alone => self.total() == 0,
         }
     }
@@ -96,38 +106,109 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let (groups, stop) = (Groups::default(), Arc::new(AtomicBool::new(false)));
     end_on_signals(&groups, &stop)?;
-    let mut queue: VecDeque<(Need, Test)> = tests.into_iter().map(|t| (plan.need(&t), t)).collect();
+    let mut queue: Vec<(Need, Test)> = tests.into_iter().map(|t| (plan.need(&t), t)).collect();
     // Pure ones tell at once what is broken; what runs alone comes last, when nothing is left to wait for it.
     // Of those on servers the programs come first, since they take longest, and then those that the plan names.
-    let place = |need: Need, test: &Test| if need == Need::Servers { plan.place(test) } else { 0 };
+    let place = |need: Need, test: &Test| if need == Need::Servers { plan.place(test) } else { (0, 0) };
     let key = |(need, test): &(Need, Test)| (*need as u8, test.kind != Kind::Program, place(*need, test));
-    queue.make_contiguous().sort_by_key(key);
+    queue.sort_by_key(key);
     let (total, done) = (queue.len(), AtomicUsize::new(0));
-    let (send, ended): (Sender<(Need, Outcome)>, Receiver<_>) = channel();
+    let mut queue = jobs(queue);
+    let (send, ended): (Sender<(Need, Vec<Outcome>)>, Receiver<_>) = channel();
     let (mut running, mut outcomes) = (Running::default(), Vec::new());
     while !queue.is_empty() || running.total() > 0 {
         while let Some((need, _)) = queue.front()
             && !stop.load(Ordering::Relaxed)
             && running.room(*need, plan.slots, processors)
         {
-            let Some((need, test)) = queue.pop_front() else { break };
+            let Some((need, tests)) = queue.pop_front() else { break };
             *running.of(need) += 1;
             let (send, logs, groups) = (send.clone(), logs.to_path_buf(), groups.clone());
             let (limit, stop) = (Duration::from_secs(plan.limit_s), stop.clone());
             std::thread::spawn(move || {
-                let outcome = one(&test, &logs, limit, &groups, &stop);
-                let _ = send.send((need, outcome));
+                let outcomes = match &tests[..] {
+                    [test] => vec![one(test, &logs, limit, &groups, &stop)],
+                    tests => together(tests, &logs, limit, &groups, &stop),
+                };
+                let _ = send.send((need, outcomes));
             });
         }
         if running.total() == 0 {
             break; // told to stop
         }
-        let (need, outcome) = ended.recv().context("every test sends its outcome")?;
+        let (need, some) = ended.recv().context("every job sends its outcomes")?;
         *running.of(need) -= 1;
-        report::line(&outcome, done.fetch_add(1, Ordering::Relaxed) + 1, total);
-        outcomes.push(outcome);
+        for outcome in some {
+            report::line(&outcome, done.fetch_add(1, Ordering::Relaxed) + 1, total);
+            outcomes.push(outcome);
+        }
     }
     Ok(outcomes)
+}
+
+/// What runs as one process: all pure tests of one binary, or one test.
+fn jobs(tests: Vec<(Need, Test)>) -> VecDeque<(Need, Vec<Test>)> {
+    let mut jobs: VecDeque<(Need, Vec<Test>)> = VecDeque::new();
+    for (need, test) in tests {
+        let same = |(of, others): &&mut (Need, Vec<Test>)| *of == Need::Pure && others[0].program == test.program;
+        match jobs.iter_mut().find(same).filter(|_| need == Need::Pure) {
+            Some((_, others)) => others.push(test),
+            None => jobs.push_back((need, vec![test])),
+        }
+    }
+    jobs
+}
+
+/// Tests of one binary in one process, one after another; each by itself unless all of them pass without a note.
+fn together(tests: &[Test], logs: &Path, limit: Duration, groups: &Groups, stop: &AtomicBool) -> Vec<Outcome> {
+    let begun = Instant::now();
+    let all = all_of(tests);
+    let (log, notes) = (logs.join(format!("{}.log", all.id)), logs.join(format!("{}.notes", all.id)));
+    let _ = std::fs::remove_file(&notes);
+    let ended = run(&all, &log, &notes, limit, groups, stop);
+    let is_left = !leftovers::end(&notes).is_empty();
+    let is_told = std::fs::read(&notes).is_ok_and(|notes| !notes.is_empty());
+    let counted = format!("test result: ok. {} passed; 0 failed; 0 ignored", tests.len());
+    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    let has_passed = matches!(ended, Ok(Some(status)) if status.success()) && text.contains(&counted);
+    if is_left || is_told || !has_passed {
+        let again = |test: &Test| {
+            let mut outcome = one(test, logs, limit, groups, stop);
+            if outcome.end == End::Passed && !has_passed && has_failed(&text, test) {
+                let log = log.display();
+                outcome.end = End::Failed(format!("passed by itself; failed with others in one process: {log}"));
+            }
+            outcome
+        };
+        return tests.iter().map(again).collect();
+    }
+    // What each of them took is not known.
+    let took = begun.elapsed() / tests.len() as u32;
+    let passed = |test: &Test| Outcome {
+        id: test.id.clone(),
+        end: End::Passed,
+        took,
+        notes: Vec::new(),
+        log: log.clone(),
+        kind: test.kind,
+    };
+    tests.iter().map(passed).collect()
+}
+
+/// Whether libtest says that it failed, or that it began and not how it ended.
+fn has_failed(text: &str, test: &Test) -> bool {
+    let name = test.arguments.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str);
+    let begun = format!("test {name} ... ");
+    text.match_indices(&begun).any(|(at, _)| !text[at + begun.len()..].starts_with("ok"))
+}
+
+/// One call of the binary for all of them. `--exact` takes several names.
+fn all_of(tests: &[Test]) -> Test {
+    let names = tests.iter().flat_map(|test| test.arguments.iter().filter(|word| !word.starts_with('-')));
+    let mut arguments: Vec<String> = names.cloned().collect();
+    arguments.extend(["--exact", "--include-ignored", "--test-threads=1"].map(String::from));
+    let name = tests[0].program.file_name().unwrap_or_default().to_string_lossy();
+    Test { id: format!("together.{name}"), arguments, ..tests[0].clone() }
 }
 
 /// Ctrl-C, SIGTERM and a closed terminal end what runs, and with it what it started.
@@ -237,6 +318,13 @@ mod tests {
         assert!(running.room(Need::Servers, 2, 4) && !running.room(Need::Alone, 2, 4));
         *running.of(Need::Servers) += 1;
         assert!(!running.room(Need::Servers, 2, 4) && running.room(Need::Pure, 2, 4));
+        assert!(!running.room(Need::Quiet, 2, 4));
+        let running = Running { quiet: QUIET - 1, ..Running::default() };
+        assert!(
+            running.room(Need::Quiet, 2, 4) && !running.room(Need::Alone, 2, 4) && !running.room(Need::Servers, 2, 4)
+        );
+        let running = Running { quiet: QUIET, ..Running::default() };
+        assert!(!running.room(Need::Quiet, 2, 4) && !running.room(Need::Pure, 2, 4));
         let running = Running { alone: 1, ..Running::default() };
         assert!(!running.room(Need::Pure, 2, 4) && !running.room(Need::Servers, 2, 4));
     }
@@ -273,6 +361,52 @@ mod tests {
         assert!(matches!(&hung.end, End::Failed(why) if why.contains("not over after")), "{hung:?}");
         let (noted, _dir) = shell("echo 'busy: tried again' > $UNSLOW_TEST_NOTES");
         assert_eq!((noted.end, noted.notes), (End::Passed, vec!["busy: tried again".to_string()]));
+    }
+
+    /// As libtest does: it names its tests and counts them. `bad` is a test that fails beside others, or does not end
+    /// there; what stands in `note` is a note.
+    const LIBTEST: &str = r#"echo x >> runs; n=0; cat note > $UNSLOW_TEST_NOTES 2> /dev/null
+for word; do case $word in -*) ;; *) n=$((n+1)); printf "test $word ... "
+    if test $# -gt 4 && test "$(cat bad 2> /dev/null)" = $word; then bad=yes; echo FAILED; else echo ok; fi;; esac; done
+test -n "$bad" && exit 101; echo "test result: ok. $n passed; 0 failed; 0 ignored""#;
+
+    #[test]
+    fn pure_tests_of_one_binary_run_together_and_by_themselves_where_one_fails() {
+        let (test, dir) = scripted(LIBTEST);
+        let named = |name: &str| Test {
+            id: format!("a::{name}"),
+            arguments: ["--exact", name, "--nocapture", "--include-ignored"].map(String::from).to_vec(),
+            ..test.clone()
+        };
+        let other = Test { program: "/other".into(), ..named("z") };
+        let tests = [named("b"), named("c"), other, named("d")];
+        let sizes =
+            |need: Need| jobs(tests.clone().map(|test| (need, test)).to_vec()).iter().map(|j| j.1.len()).collect();
+        let (pure, served): (Vec<usize>, Vec<usize>) = (sizes(Need::Pure), sizes(Need::Servers));
+        assert_eq!((pure, served), (vec![3, 1], vec![1; 4]));
+        let all = [named("b"), named("c"), named("d")];
+        let at = dir.path().to_path_buf();
+        let together = || {
+            let _ = std::fs::remove_file(at.join("runs"));
+            let (groups, stop) = (Groups::default(), AtomicBool::new(false));
+            let outcomes = together(&all, &at, Duration::from_secs(600), &groups, &stop);
+            let runs = std::fs::read_to_string(at.join("runs")).unwrap().lines().count();
+            (runs, outcomes.into_iter().map(|o| o.end).collect::<Vec<_>>())
+        };
+        assert_eq!(together(), (1, vec![End::Passed; 3]));
+        std::fs::write(at.join("note"), "skip: no IPv6").unwrap();
+        assert_eq!(together(), (4, vec![End::Skipped("no IPv6".into()); 3]));
+        std::fs::remove_file(at.join("note")).unwrap();
+        // What failed beside the others has failed, though it passes by itself.
+        std::fs::write(at.join("bad"), "c").unwrap();
+        let (runs, ends) = together();
+        assert_eq!((runs, &ends[0], &ends[2]), (4, &End::Passed, &End::Passed));
+        assert!(matches!(&ends[1], End::Failed(why) if why.starts_with("passed by itself")), "{ends:?}");
+        // A binary that runs fewer than it was asked for has not passed all of them.
+        let none = "#!/bin/sh\necho x >> runs\necho 'test result: ok. 0 passed; 0 failed; 0 ignored'\n";
+        std::fs::write(&test.program, none).unwrap();
+        assert_eq!(together().0, 4);
+        assert!(has_failed("test c ... ", &all[1]) && !has_failed("test c ... ok", &all[1]));
     }
 
     #[test]
