@@ -36,7 +36,7 @@ row() {
     local name=$1 pids=$2 before after
     shift 2
     before=$(cpu $pids)
-    /usr/bin/env time -f "%U %S" -o "$dir/time" "$@" --map "$dir/map.toml" --batch-latency-ms 0 --quiet --format json > "$dir/run.json"
+    /usr/bin/env time -f "%U %S" -o "$dir/time" "$@" --map "$dir/map.toml" --batch-latency 0 --quiet --format json > "$dir/run.json"
     after=$(cpu $pids)
     python3 - "$name" "$dir/run.json" "$dir/time" "$((after - before))" <<'PY'
 import json, sys

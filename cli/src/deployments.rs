@@ -24,6 +24,9 @@ const NAME: &str = "unslow.toml";
 const VARIABLE: &str = "UNSLOW_CONFIG";
 /// A flag for ourselves: `--silences` is an `unslow.toml`, and this its deployment.
 pub const SILENCES_OF: &str = "--silences-of";
+/// Verbs whose command line gets a deployment's URL and flags in place of its name; others resolve the name with
+/// [`reached`].
+pub const VERBS: [&str; 6] = ["doctor", "keys", "top", "record", "bench", "watch"];
 /// Names become names of files.
 const LONGEST_NAME: usize = 64;
 
@@ -127,9 +130,23 @@ impl Named {
             cert: way.cert.or_else(|| given.cert.clone()),
             key: way.key.or_else(|| given.key.clone()),
             server_name: way.server_name.or_else(|| given.server_name.clone()),
-            timeout: way.timeout.map_or(Ok(given.timeout), |text| typed::seconds(&text))?,
+            timeout: way.timeout.map(|text| typed::seconds(&text)).transpose()?.or(given.timeout),
             ..given.clone()
         })
+    }
+
+    /// With what the file says where the command line says nothing.
+    fn reach_unless_typed(&self, typed: &Reach) -> anyhow::Result<Reach> {
+        let mut reach = self.reach(typed)?;
+        reach.user = typed.user.clone().or(reach.user);
+        reach.password_file = typed.password_file.clone().or(reach.password_file);
+        reach.cacert = typed.cacert.clone().or(reach.cacert);
+        if typed.cert.is_some() {
+            (reach.cert, reach.key) = (typed.cert.clone(), typed.key.clone());
+        }
+        reach.server_name = typed.server_name.clone().or(reach.server_name);
+        reach.timeout = typed.timeout.or(reach.timeout);
+        Ok(reach)
     }
 
     /// How the doctor judges it, as flags.
@@ -168,6 +185,15 @@ pub fn path(named: Option<&Path>) -> anyhow::Result<PathBuf> {
             bail!("there is no {NAME}: expected it at {}, or where {VARIABLE} says", places.join(" or "))
         }
     }
+}
+
+/// A URL, or that of `@NAME` in the file, and how to reach it. What is typed wins over the file.
+pub fn reached(url: &str, typed: &Reach) -> anyhow::Result<(String, Reach)> {
+    let Some(name) = url.strip_prefix('@') else { return Ok((url.to_string(), typed.clone())) };
+    let path = path(None)?;
+    let all = read(&path)?;
+    let of = all.find(name).with_context(|| path.display().to_string())?;
+    Ok((of.url.clone(), of.reach_unless_typed(typed)?))
 }
 
 /// Reads it. Who can change the file could have passwords sent to a server of theirs.
@@ -347,12 +373,14 @@ mod tests {
         let file = parse(TEXT, Path::new("/etc/unslow"), &now()).unwrap();
         let [sessions, carts] = &file.all[..] else { panic!("two") };
         let reach = sessions.reach(&given()).unwrap();
-        assert_eq!((reach.user.as_deref(), reach.timeout, reach.insecure), (Some("ops"), 3.0, true));
+        assert_eq!((reach.user.as_deref(), reach.timeout, reach.insecure), (Some("ops"), None, true));
         assert_eq!(reach.password_file.as_deref(), Some(Path::new("/etc/unslow/ops.password")));
         assert_eq!((sessions.window, sessions.fail_on.is_some()), (Some(Duration::from_secs(5)), true));
         assert_eq!(sessions.baseline.as_deref(), Some(Path::new("/etc/unslow/sessions.json")));
         let reach = carts.reach(&given()).unwrap();
-        assert_eq!((reach.user.as_deref(), reach.timeout), (Some("carts"), 10.0));
+        assert_eq!((reach.user.as_deref(), reach.timeout), (Some("carts"), Some(10.0)));
+        let reach = carts.reach_unless_typed(&given()).unwrap();
+        assert_eq!((reach.user.as_deref(), reach.timeout), (Some("me"), Some(10.0)));
         assert_eq!(reach.cacert.as_deref(), Some(Path::new("/etc/ca.pem")));
         let silences = |name: &str| file.silences_of(name).len();
         assert_eq!((silences("carts"), silences("sessions")), (1, 0));

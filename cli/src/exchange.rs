@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use quick_xml::Writer;
-use quick_xml::events::{BytesDecl, BytesText, Event};
+use quick_xml::events::{BytesDecl, BytesStart, BytesText, Event};
 use serde_json::{Value, json};
 use unslow_doctor::{Conclusion, Finding, Incident, Incidents, Report, Severity, Silenced};
 use unslow_status::{Exposition, Labels};
@@ -46,23 +46,52 @@ struct Fault {
 /// A deployment or a recording, as other tools read it.
 struct Told {
     name: String,
+    /// Whether there are several: then each name of a check stands there several times.
+    is_one_of_many: bool,
     checks: Vec<Check>,
     /// Why nothing could be concluded.
     error: Option<String>,
 }
 
+/// One deployment of an inventory.
+pub struct Looked<'a> {
+    pub name: &'a str,
+    pub report: &'a Report,
+    /// What went wrong, also after the diagnosis.
+    pub error: Option<&'a str>,
+    /// What makes the exit status 1.
+    pub fails: &'a dyn Fn(&Finding) -> bool,
+    pub exit_status: u8,
+}
+
 /// A diagnosis, for a tool. `fails` is what makes the exit status 1.
 pub fn report(format: Exchange, report: &Report, fails: impl Fn(&Finding) -> bool) -> anyhow::Result<String> {
+    let url = report.deployment.url.as_str();
+    let looked = Looked { name: url, report, error: None, fails: &fails, exit_status: 0 };
     if format == Exchange::Prometheus {
-        return Ok(metrics_of(report));
+        return Ok(metrics_of(&[looked]).text());
     }
-    let error = error_of(report);
-    let told = Told {
-        name: Some(&report.deployment.url).filter(|url| !url.is_empty()).map_or("doctor", |url| url).into(),
-        checks: of_rules(report, error.is_some(), fails),
-        error,
-    };
-    document(format, &told)
+    let told = told(&looked, false);
+    document(format, &[Told { name: Some(told.name).filter(|url| !url.is_empty()).unwrap_or("doctor".into()), ..told }])
+}
+
+/// Diagnoses of an inventory: a test suite each, one SARIF run of all (code scanners take few), one exposition.
+pub fn inventory(format: Exchange, all: &[Looked<'_>]) -> anyhow::Result<String> {
+    if format == Exchange::Prometheus {
+        let mut out = metrics_of(all);
+        let statuses = all.iter().map(|of| (vec![("deployment", of.name.to_string())], i64::from(of.exit_status)));
+        let help = "2 where it could not be checked or a file failed, 1 with findings, 0 otherwise.";
+        out.gauges("inventory_exit_status", help, statuses);
+        return Ok(out.text());
+    }
+    document(format, &all.iter().map(|looked| told(looked, true)).collect::<Vec<Told>>())
+}
+
+fn told(looked: &Looked<'_>, is_one_of_many: bool) -> Told {
+    let blind = error_of(looked.report);
+    let checks = of_rules(looked.report, blind.is_some(), looked.fails);
+    let error = blind.or_else(|| looked.error.map(String::from));
+    Told { name: looked.name.into(), is_one_of_many, checks, error }
 }
 
 /// The incidents of a recording; `least` is the lowest severity that makes the exit status 1.
@@ -79,10 +108,10 @@ pub fn incidents(format: Exchange, found: &Incidents, least: Option<Severity>) -
         let why = format!("nothing was recorded in {} windows", found.windows_unseen);
         checks.push(Check::skipped("windows".into(), "windows", why));
     }
-    document(format, &Told { name: "incidents".into(), checks, error: None })
+    document(format, &[Told { name: "incidents".into(), is_one_of_many: false, checks, error: None }])
 }
 
-fn document(format: Exchange, told: &Told) -> anyhow::Result<String> {
+fn document(format: Exchange, told: &[Told]) -> anyhow::Result<String> {
     if format == Exchange::Sarif { sarif(told) } else { junit(told) }
 }
 
@@ -109,7 +138,7 @@ impl Check {
 }
 
 /// A rule each. `is_blind` where nothing could be concluded: then none has passed.
-fn of_rules(report: &Report, is_blind: bool, fails: impl Fn(&Finding) -> bool) -> Vec<Check> {
+fn of_rules(report: &Report, is_blind: bool, fails: &dyn Fn(&Finding) -> bool) -> Vec<Check> {
     let mut all: Vec<Check> = Vec::new();
     let findings = report.findings.iter();
     all.extend(findings.map(|finding| Check::of(&finding.id, Said::Found(of_finding(finding, fails(finding))))));
@@ -226,27 +255,44 @@ fn ended(check: &Check) -> Ended {
     }
 }
 
-fn junit(told: &Told) -> anyhow::Result<String> {
-    let cases = told.checks.iter().map(|check| (plain(&check.name), check.lasted, ended(check)));
-    let failed = told.error.iter().map(|why| ("diagnosis".to_string(), Duration::ZERO, Ended::Error(plain(why))));
-    let cases: Vec<(String, Duration, Ended)> = cases.chain(failed).collect();
-    let count = |is_it: fn(&Ended) -> bool| cases.iter().filter(|(_, _, ended)| is_it(ended)).count().to_string();
-    let (name, tests) = (plain(&told.name), cases.len().to_string());
-    let failures = count(|ended| matches!(ended, Ended::Failed { .. }));
-    let errors = count(|ended| matches!(ended, Ended::Error(_)));
-    let skipped = count(|ended| matches!(ended, Ended::Skipped(_)));
-    let counts = [("tests", &*tests), ("failures", &*failures), ("errors", &*errors), ("skipped", &*skipped)];
+/// A test case: name, time, how it ended.
+type Case = (String, Duration, Ended);
+
+/// Tests, failures, errors and those that were skipped, as attributes.
+fn counts<'a>(cases: impl Iterator<Item = &'a Case> + Clone) -> Vec<(&'static str, String)> {
+    let count = |is_it: fn(&Ended) -> bool| cases.clone().filter(|(_, _, ended)| is_it(ended)).count().to_string();
+    vec![
+        ("tests", count(|_| true)),
+        ("failures", count(|ended| matches!(ended, Ended::Failed { .. }))),
+        ("errors", count(|ended| matches!(ended, Ended::Error(_)))),
+        ("skipped", count(|ended| matches!(ended, Ended::Skipped(_)))),
+    ]
+}
+
+fn junit(told: &[Told]) -> anyhow::Result<String> {
+    let of = |told: &Told| -> Vec<Case> {
+        let cases = told.checks.iter().map(|check| (plain(&check.name), check.lasted, ended(check)));
+        let failed = told.error.iter().map(|why| ("diagnosis".to_string(), Duration::ZERO, Ended::Error(plain(why))));
+        cases.chain(failed).collect()
+    };
+    let suites: Vec<(String, Vec<Case>)> = told.iter().map(|told| (plain(&told.name), of(told))).collect();
     let mut out = Writer::new_with_indent(Vec::new(), b' ', 2);
     out.write_event(Event::Decl(BytesDecl::new("1.0", Some("UTF-8"), None)))?;
-    out.create_element("testsuites").with_attribute(("name", "unslow")).with_attributes(counts).write_inner_content(
-        |out| {
-            let suite = out.create_element("testsuite").with_attribute(("name", &*name)).with_attributes(counts);
-            suite.write_inner_content(|out| {
-                cases.iter().try_for_each(|(name, lasted, ended)| case(out, name, *lasted, ended))
-            })?;
-            Ok(())
-        },
-    )?;
+    let named = |element: &str, name: &str, cases: &mut dyn Iterator<Item = &Case>| {
+        let counts = counts(cases.collect::<Vec<&Case>>().into_iter());
+        let start = BytesStart::new(element.to_string());
+        let start = start.with_attributes([("name", name)]);
+        start.with_attributes(counts.iter().map(|(name, count)| (*name, count.as_str())))
+    };
+    let all = named("testsuites", "unslow", &mut suites.iter().flat_map(|(_, cases)| cases));
+    out.write_event(Event::Start(all.borrow()))?;
+    for (name, cases) in &suites {
+        let suite = named("testsuite", name, &mut cases.iter());
+        out.write_event(Event::Start(suite.borrow()))?;
+        cases.iter().try_for_each(|(name, lasted, ended)| case(&mut out, name, *lasted, ended))?;
+        out.write_event(Event::End(suite.to_end()))?;
+    }
+    out.write_event(Event::End(all.to_end()))?;
     Ok(String::from_utf8(out.into_inner())? + "\n")
 }
 
@@ -277,27 +323,19 @@ fn case(out: &mut Writer<Vec<u8>>, name: &str, lasted: Duration, ended: &Ended) 
     Ok(())
 }
 
-fn sarif(told: &Told) -> anyhow::Result<String> {
-    let faults: Vec<(&Check, &Fault)> = told
-        .checks
+fn sarif(told: &[Told]) -> anyhow::Result<String> {
+    let faults: Vec<(&Told, &Check, &Fault)> = told
         .iter()
-        .filter_map(|check| match &check.said {
-            Said::Found(fault) => Some((check, fault)),
+        .flat_map(|told| told.checks.iter().map(move |check| (told, check)))
+        .filter_map(|(told, check)| match &check.said {
+            Said::Found(fault) => Some((told, check, fault)),
             Said::Absent | Said::Skipped(_) => None,
         })
         .collect();
-    let ids: BTreeSet<&str> = faults.iter().map(|(check, _)| check.rule.as_str()).collect();
+    let ids: BTreeSet<&str> = faults.iter().map(|(_, check, _)| check.rule.as_str()).collect();
     let rules: Vec<Value> = ids.iter().map(|id| rule_of(id)).collect();
-    let results: Vec<Value> = faults.iter().map(|(check, fault)| result_of(told, check, fault)).collect();
-    let notes: Vec<Value> = told
-        .checks
-        .iter()
-        .filter_map(|check| match &check.said {
-            Said::Skipped(why) => Some(note(&check.rule, "note", why)),
-            Said::Found(_) | Said::Absent => None,
-        })
-        .chain(told.error.iter().map(|why| note("diagnosis", "error", why)))
-        .collect();
+    let results: Vec<Value> = faults.iter().map(|(told, check, fault)| result_of(told, check, fault)).collect();
+    let notes: Vec<Value> = told.iter().flat_map(notes_of).collect();
     let driver = json!({ "name": "unslow", "version": env!("CARGO_PKG_VERSION"), "rules": rules });
     let log = json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -305,13 +343,23 @@ fn sarif(told: &Told) -> anyhow::Result<String> {
         "runs": [{
             "tool": { "driver": driver },
             "invocations": [{
-                "executionSuccessful": told.error.is_none(),
+                "executionSuccessful": told.iter().all(|told| told.error.is_none()),
                 "toolExecutionNotifications": notes,
             }],
             "results": results,
         }],
     });
     Ok(serde_json::to_string_pretty(&log)? + "\n")
+}
+
+/// What could not be looked at, and why.
+fn notes_of(told: &Told) -> Vec<Value> {
+    let said = |why: &str| if told.is_one_of_many { format!("{}: {why}", told.name) } else { why.to_string() };
+    let skipped = told.checks.iter().filter_map(|check| match &check.said {
+        Said::Skipped(why) => Some(note(&check.rule, "note", &said(why))),
+        Said::Found(_) | Said::Absent => None,
+    });
+    skipped.chain(told.error.iter().map(|why| note("diagnosis", "error", &said(why)))).collect()
 }
 
 /// In SARIF's messages braces stand for arguments, and brackets for links.
@@ -340,6 +388,8 @@ fn result_of(told: &Told, check: &Check, fault: &Fault) -> Value {
             "region": { "startLine": 1 },
         })
     };
+    let fingerprint = format!("{} {}", check.name, fault.subjects.join(" "));
+    let fingerprint = if told.is_one_of_many { format!("{} {fingerprint}", told.name) } else { fingerprint };
     let subjects = if fault.subjects.is_empty() { std::slice::from_ref(&told.name) } else { &fault.subjects };
     json!({
         "ruleId": check.rule,
@@ -349,7 +399,7 @@ fn result_of(told: &Told, check: &Check, fault: &Fault) -> Value {
             "physicalLocation": subjects.first().map(file),
             "logicalLocations": subjects.iter().map(place).collect::<Vec<Value>>(),
         }],
-        "partialFingerprints": { "check/v1": format!("{} {}", check.name, fault.subjects.join(" ")) },
+        "partialFingerprints": { "check/v1": fingerprint },
         "properties": { "severity": severity(fault.severity) },
     })
 }
@@ -382,21 +432,25 @@ pub fn silenced<'a>(found: impl Iterator<Item = (&'a str, &'a Silenced)>) -> Vec
     found.map(row).collect()
 }
 
-fn metrics_of(report: &Report) -> String {
+fn metrics_of(all: &[Looked<'_>]) -> Exposition {
     let mut out = Exposition::new("unslow");
-    let url = report.deployment.url.as_str();
-    let labels = || -> Labels { vec![("deployment", url.to_string())] };
-    let concluded = i64::from(error_of(report).is_none());
-    out.gauges("diagnosis_ok", "Whether the diagnosis could conclude anything.", [(labels(), concluded)]);
-    let seconds = i64::try_from(report.at_ms / 1000).unwrap_or(i64::MAX);
-    out.gauges("diagnosis_timestamp_seconds", "When its window began, unix time.", [(labels(), seconds)]);
-    let answers = [("could", report.looked.could), ("could_not", report.looked.could_not.len() as u32)];
-    let rows = answers.map(|(look, count)| ([labels(), vec![("look", look.into())]].concat(), i64::from(count)));
+    let labels = |looked: &Looked<'_>| -> Labels { vec![("deployment", looked.name.to_string())] };
+    let concluded = all.iter().map(|looked| (labels(looked), i64::from(error_of(looked.report).is_none())));
+    out.gauges("diagnosis_ok", "Whether the diagnosis could conclude anything.", concluded);
+    let seconds = |report: &Report| i64::try_from(report.at_ms / 1000).unwrap_or(i64::MAX);
+    let rows = all.iter().map(|looked| (labels(looked), seconds(looked.report)));
+    out.gauges("diagnosis_timestamp_seconds", "When its window began, unix time.", rows);
+    let rows = all.iter().flat_map(|looked| {
+        let rules = &looked.report.looked;
+        let answers = [("could", rules.could), ("could_not", rules.could_not.len() as u32)];
+        answers.map(|(look, count)| ([labels(looked), vec![("look", look.into())]].concat(), i64::from(count)))
+    });
     out.gauges("rules", "Rules about something that the deployment has, by whether they could look.", rows);
-    let told = findings(report.findings.iter().map(|finding| (url, finding)));
-    out.gauges("finding", "What the window is diagnosed as.", told);
-    out.gauges("silenced", "Findings that are silenced.", silenced(report.silenced.iter().map(|s| (url, s))));
-    out.text()
+    let told = all.iter().flat_map(|looked| looked.report.findings.iter().map(|finding| (looked.name, finding)));
+    out.gauges("finding", "What the window is diagnosed as.", findings(told));
+    let told = all.iter().flat_map(|looked| looked.report.silenced.iter().map(|silenced| (looked.name, silenced)));
+    out.gauges("silenced", "Findings that are silenced.", silenced(told));
+    out
 }
 
 fn metrics_of_incidents(found: &Incidents) -> String {

@@ -184,3 +184,35 @@ fn results_name_their_rule_and_servers() {
         assert!(["note", "warning", "error"].contains(&result["level"].as_str().unwrap()));
     }
 }
+
+#[test]
+fn an_inventory_tells_of_each_deployment() {
+    let (found, failed) = (diagnose(&facts("keys_command"), &[]), Report::failed("redis://h", 1, "no password"));
+    let of = |name, report, error, exit_status| Looked { name, report, error, fails: &costs, exit_status };
+    let all = [
+        of("a", &found, None, 1),
+        of("b", &found, Some("the disk is full"), 2),
+        of("c", &failed, Some("no password"), 2),
+    ];
+    let xml = inventory(Exchange::Junit, &all).unwrap();
+    let alone = report(Exchange::Junit, &found, costs).unwrap();
+    assert_eq!((xml.matches("<testsuite ").count(), count(&xml, "errors")), (3, 2));
+    assert_eq!(count(&xml, "failures"), 2 * count(&alone, "failures"));
+    let tests = xml.matches("<testcase ").count();
+    assert_eq!((count(&xml, "tests"), xml.matches("the disk is full").count()), (tests, 1));
+    let sarif: Value = serde_json::from_str(&inventory(Exchange::Sarif, &all).unwrap()).unwrap();
+    let run = &sarif["runs"][0];
+    assert_eq!(run["invocations"][0]["executionSuccessful"], false);
+    let prints = |at: &str| {
+        let results = run["results"].as_array().unwrap().iter();
+        let prints = results.filter_map(|r| r["partialFingerprints"]["check/v1"].as_str());
+        prints.filter(|print| print.starts_with(at)).count()
+    };
+    assert_eq!((prints("a "), prints("b "), prints("c ")), (found.findings.len(), found.findings.len(), 0));
+    let notes = run["invocations"][0]["toolExecutionNotifications"].to_string();
+    assert!(notes.contains("c: no password") && notes.contains("b: the disk is full"), "{notes}");
+    let metrics = inventory(Exchange::Prometheus, &all).unwrap();
+    let ok = |name: &str, is: i64| metrics.contains(&format!("unslow_diagnosis_ok{{deployment=\"{name}\"}} {is}\n"));
+    assert!(ok("a", 1) && ok("b", 1) && ok("c", 0), "{metrics}");
+    assert!(metrics.contains("unslow_inventory_exit_status{deployment=\"b\"} 2\n"), "{metrics}");
+}

@@ -9,6 +9,7 @@ use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Read, Reread, Start};
 
 use crate::output::Output;
 use crate::reach::Reach;
+use crate::server::{self, Reached, Server};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum ReadFlag {
@@ -33,6 +34,7 @@ enum ClientAuthFlag {
 #[derive(Args)]
 #[command(
     args_override_self = true,
+    disable_help_flag = true,
     after_help = "SIGHUP reads the file again; SIGTERM and Ctrl-C let clients finish, a second one does not wait.\n\n\
                   Examples:\n  unslow gateway --listen 127.0.0.1:6400 --target redis://10.0.0.1:7000\n  unslow gateway \
                   --config gateway.toml            # docs/gateway.toml has every setting\n  redis-cli -p 6400 unslow \
@@ -45,7 +47,8 @@ pub struct GatewayArguments {
     /// Where clients connect: host:port or unix:/path [default: 127.0.0.1:6400]
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<String>,
-    /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, or host:port
+    /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, host:port, or @NAME
+    /// of unslow.toml
     #[arg(long, value_name = "URL")]
     target: Option<String>,
     /// The same as --target
@@ -92,6 +95,8 @@ pub struct GatewayArguments {
     #[arg(long)]
     open: bool,
     #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
     reach: Reach,
 }
 
@@ -107,10 +112,10 @@ impl GatewayArguments {
         if !self.listen.is_empty() {
             config.listen = self.listen.clone();
         }
-        if let Some(target) = self.target.as_ref().or(self.url.as_ref()) {
-            config.target = target.clone();
+        if let Some(target) = self.server.address(self.target.as_deref().or(self.url.as_deref()))? {
+            config.target = target;
         } else if self.config.is_none() {
-            let url = crate::server::of_environment();
+            let url = server::of_environment();
             config.target = url.context("which deployment? unslow gateway redis://host:port, or --config FILE")?;
         }
         config.threads = self.threads.unwrap_or(config.threads);
@@ -147,9 +152,11 @@ impl GatewayArguments {
     }
 
     /// Settings that may be served.
-    fn checked(&self) -> anyhow::Result<Config> {
-        let config = self.settings()?;
-        self.reach.target(&config.target)?;
+    fn checked(&self) -> anyhow::Result<(Config, Reached)> {
+        let mut config = self.settings()?;
+        let reached = self.server.reached(&config.target, &self.reach)?;
+        // Not the name: a reload has to notice that it stands for another server.
+        config.target.clone_from(&reached.url);
         // Also before servers without a password: `protected-mode` takes the gateway for a local client.
         if config.client_auth == ClientAuth::Gateway
             && !self.open
@@ -161,13 +168,15 @@ impl GatewayArguments {
                  rights; let clients log in themselves (--client-auth server), listen on loopback, or say --open"
             );
         }
-        Ok(config)
+        Ok((config, reached))
+    }
+
+    fn reread(&self) -> anyhow::Result<Config> {
+        self.checked().map(|(config, _)| config)
     }
 
     pub fn run(self, output: &Output) -> anyhow::Result<u8> {
-        let config = self.checked()?;
-        let target = self.reach.target(&config.target)?;
-        let options = self.reach.options()?;
+        let (config, Reached { target, options, .. }) = self.checked()?;
         let json = output.json();
         let quiet = output.quiet;
         let log = move |(event, fields): unslow_gateway::Log<'_>| {
@@ -188,7 +197,7 @@ impl GatewayArguments {
         let from_file = self.config.is_some();
         // Flags go on winning over the file.
         let reread: Option<Reread> =
-            from_file.then(|| Box::new(move || self.checked().map_err(|e| format!("{e:#}").into())) as Reread);
+            from_file.then(|| Box::new(move || self.reread().map_err(|e| format!("{e:#}").into())) as Reread);
         let start = Start { config, target: target.clone(), options, reread, log: Box::new(log) };
         let mut gateway = Gateway::start(start)?;
         let hang_ups = unslow_interrupt::hang_ups();

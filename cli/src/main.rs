@@ -123,7 +123,7 @@ fn parse(words: &[OsString]) -> Result<Arguments, clap::Error> {
 /// The command line with what `unslow.toml` says of a deployment that is called by its name there.
 fn with_deployment(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let Ok(matches) = command().try_get_matches_from(&words) else { return Ok(words) };
-    let Some((verb, of)) = matches.subcommand().filter(|(verb, _)| server::VERBS.contains(verb)) else {
+    let Some((verb, of)) = matches.subcommand().filter(|(verb, _)| deployments::VERBS.contains(verb)) else {
         return Ok(words);
     };
     let ids = ["url", "urls", "against"].into_iter();
@@ -151,12 +151,12 @@ fn main() -> ExitCode {
     if let Some(asked) = manual::asked(&words, is_verb) {
         return match asked.page {
             Ok(page) if asked.is_json => output::print_page_as_json(&asked.topic, page),
-            Ok(page) => output::print_page(page),
+            Ok(page) => manual::print(page, &asked.topic),
             Err(e) => output::failed(&said(&e), asked.is_json),
         };
     }
     let texts: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let words = match with_deployment(server::globals_first(server::help_asked(words))) {
+    let words = match with_deployment(bench::limits_apart(server::globals_first(server::help_asked(words)))) {
         Ok(words) => words,
         Err(e) => {
             // The doctor prints its own failure document.

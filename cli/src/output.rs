@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anstyle::{AnsiColor, Style};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -51,9 +52,25 @@ pub fn failed(why: &str, is_lines: bool) -> ExitCode {
 /// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
 pub fn refused(e: &clap::Error, words: &[String]) {
     if e.use_stderr() && owe(words) {
-        // The kind alone: the message repeats words of the command line, and a password may be among them.
-        print_failed(&format!("invalid command line: {}", e.kind().as_str().unwrap_or("a subcommand is required")));
+        print_failed(&invalid(e));
     }
+}
+
+/// What is wrong with a command line, in words of ours: those of the command line may be a password.
+pub fn invalid(e: &clap::Error) -> String {
+    let what = e.kind().as_str().unwrap_or("a subcommand is required");
+    // What is not known was typed by the user; all else is named as help names it.
+    let (named, before) = match e.kind() {
+        ErrorKind::UnknownArgument => (ContextKind::SuggestedArg, "did you mean "),
+        ErrorKind::InvalidSubcommand => (ContextKind::SuggestedSubcommand, "did you mean "),
+        _ => (ContextKind::InvalidArg, ""),
+    };
+    let words = match e.get(named) {
+        Some(ContextValue::String(word)) => word.clone(),
+        Some(ContextValue::Strings(words)) => words.join(", "),
+        _ => return format!("invalid command line: {what}"),
+    };
+    format!("invalid command line: {what}: {before}{words}")
 }
 
 /// Whether a command line asks for JSON; from here on it is owed.
@@ -301,7 +318,7 @@ fn tame(text: &str) -> String {
         .collect()
 }
 
-/// Prints a page of the manual.
+/// Prints a page as it is.
 pub fn print_page(text: &str) -> ExitCode {
     match written(std::io::stdout().lock().write_all(text.as_bytes())) {
         Ok(()) => ExitCode::SUCCESS,
@@ -346,6 +363,31 @@ mod tests {
         assert_eq!(fitted("\u{1b}[1mone two\u{1b}[0m\n", 8), "\u{1b}[1mone two\u{1b}[0m\n");
         assert_eq!(fitted(text, 80), text);
         assert_eq!(fitted("say --no-preload\n", 8), "say\n--no-preload\n");
+    }
+
+    #[test]
+    fn a_command_line_is_refused_without_its_words() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct One {
+            #[arg(long = "count", value_name = "N")]
+            _count: Option<u8>,
+            #[arg(long = "name")]
+            _name: bool,
+        }
+        let said = |words: &[&str]| invalid(&One::try_parse_from([&["x"], words].concat()).err().unwrap());
+        for (words, expected) in [
+            (&["--count", "s3cret"][..], "--count <N>"),
+            (&["--nam=s3cret"], "unexpected argument found: did you mean --name"),
+            (&["s3cret"], "unexpected argument found"),
+            (&["--s3cret"], "unexpected argument found"),
+            (&["--count", "--s3cret"], "argument"),
+            (&["-s3cret"], "unexpected argument found"),
+            (&["--name=s3cret"], "--name"),
+        ] {
+            let said = said(words);
+            assert!(said.contains(expected) && !said.contains("s3cret"), "{words:?}: {said}");
+        }
     }
 
     #[test]

@@ -10,6 +10,9 @@ use unslow_client::{Options, Secret, Target, TlsOptions};
 
 use crate::typed;
 
+/// Where nothing else is said.
+const TIMEOUT_S: f64 = 3.0;
+
 /// How to reach the servers; shared by every verb that talks to them.
 #[derive(Args, Clone)]
 pub struct Reach {
@@ -34,9 +37,9 @@ pub struct Reach {
     /// Name expected in the certificate
     #[arg(long, value_name = "NAME")]
     pub server_name: Option<String>,
-    /// Time to wait for a connection or an answer, such as 500ms or 3s
-    #[arg(long, default_value = "3s", value_parser = typed::seconds, value_name = "TIME")]
-    pub timeout: f64,
+    /// Time to wait for a connection or an answer, such as 500ms or 10s [default: 3s]
+    #[arg(long, value_parser = typed::seconds, value_name = "TIME")]
+    pub timeout: Option<f64>,
     /// RESP version to speak
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=3), value_name = "2|3")]
     pub resp: u8,
@@ -44,12 +47,13 @@ pub struct Reach {
 
 impl Reach {
     pub fn options(&self) -> anyhow::Result<Options> {
-        if !(self.timeout > 0.0 && self.timeout <= 3600.0) {
+        let timeout_s = self.timeout.unwrap_or(TIMEOUT_S);
+        if !(timeout_s > 0.0 && timeout_s <= 3600.0) {
             bail!("--timeout must be more than 0 and at most an hour, for example 3s");
         }
         Ok(Options {
-            connect_timeout: Duration::from_secs_f64(self.timeout),
-            command_timeout: Duration::from_secs_f64(self.timeout),
+            connect_timeout: Duration::from_secs_f64(timeout_s),
+            command_timeout: Duration::from_secs_f64(timeout_s),
             tls: TlsOptions {
                 ca: self.cacert.clone(),
                 cert_and_key: self.cert.clone().zip(self.key.clone()),
@@ -65,7 +69,7 @@ impl Reach {
     pub fn target(&self, url: &str) -> anyhow::Result<Target> {
         if url.starts_with('@') {
             bail!(
-                "@NAME is accepted only as the URL argument of doctor, keys, top, record, bench and watch \
+                "@NAME is accepted only as the URL argument of a verb, and as --target, --to and --i-own-this \
                  (docs/fleet.md)"
             );
         }

@@ -4,15 +4,16 @@ use std::ffi::OsString;
 
 use anyhow::bail;
 use clap::{ArgAction, Args};
-use unslow_client::{Secret, Target};
+use unslow_client::{Options, Secret, Target};
 
+use crate::deployments;
 use crate::reach::Reach;
 
 /// Where no server is named.
 const DEFAULT: &str = "127.0.0.1:6379";
 const HEADING: &str = "Server, as for redis-cli";
 /// Verbs that take these flags.
-pub const VERBS: [&str; 6] = ["doctor", "keys", "top", "record", "bench", "watch"];
+const VERBS: [&str; 9] = ["doctor", "keys", "top", "record", "bench", "watch", "gateway", "sink", "drill"];
 
 /// A server named by flags; without any, and without a URL: UNSLOW_URL, or this machine's port 6379.
 #[derive(Args, Clone, Default)]
@@ -26,7 +27,7 @@ pub struct Server {
     /// Password; visible to other users on this machine, so prefer --password-file or UNSLOW_PASSWORD
     #[arg(short = 'a', long = "pass", value_name = "PASSWORD", help_heading = HEADING)]
     pub server_pass: Option<String>,
-    /// Server URL, the same as the URL argument
+    /// Server URL, instead of -h and -p
     #[arg(short = 'u', long = "uri", value_name = "URL", help_heading = HEADING)]
     pub server_uri: Option<String>,
     /// Connect with TLS
@@ -40,35 +41,68 @@ pub struct Server {
     server_help: Option<bool>,
 }
 
+/// A server, and how to reach it.
+pub struct Reached {
+    /// As it stands in the command line, or in `unslow.toml`.
+    pub url: String,
+    pub target: Target,
+    pub options: Options,
+}
+
 impl Server {
     /// Whether flags name one.
     pub fn is_named(&self) -> bool {
         self.server_host.is_some() || self.server_port.is_some() || self.server_uri.is_some()
     }
 
+    /// Whether any of the flags is there.
+    pub fn is_given(&self) -> bool {
+        self.is_named() || self.server_pass.is_some() || self.server_tls || self.server_db.is_some()
+    }
+
     /// What was typed, or UNSLOW_URL, or this machine's.
     pub fn target(&self, typed: Option<&str>, reach: &Reach) -> anyhow::Result<Target> {
         let url = self.url(typed, of_environment())?;
-        let mut target = reach.target(&url)?;
+        Ok(self.refined(&url, reach.target(&url)?))
+    }
+
+    /// The server of a URL, or of `@NAME` in `unslow.toml`, with these flags.
+    pub fn reached(&self, url: &str, reach: &Reach) -> anyhow::Result<Reached> {
+        let (url, reach) = deployments::reached(url, reach)?;
+        let target = self.refined(&url, reach.target(&url)?);
+        Ok(Reached { url, target, options: reach.options()? })
+    }
+
+    /// With the flags that are no address.
+    fn refined(&self, url: &str, mut target: Target) -> Target {
         target.tls |= self.server_tls;
         target.db = self.server_db.unwrap_or(target.db);
         // The URL's own words win.
-        if let Some(pass) = self.server_pass.as_ref().filter(|_| has_no_password(&url)) {
+        if let Some(pass) = self.server_pass.as_ref().filter(|_| has_no_password(url)) {
             target.password = Some(Secret::new(pass));
         }
-        Ok(target)
+        target
     }
 
     fn url(&self, typed: Option<&str>, from_environment: Option<String>) -> anyhow::Result<String> {
-        let address = self.server_host.is_some() || self.server_port.is_some();
+        let address = self.address(typed)?;
+        Ok(address.or(from_environment).unwrap_or_else(|| DEFAULT.to_string()))
+    }
+
+    /// What was typed, if anything was.
+    pub fn address(&self, typed: Option<&str>) -> anyhow::Result<Option<String>> {
+        let is_apart = self.server_host.is_some() || self.server_port.is_some();
         match (typed, self.server_uri.as_deref()) {
-            (None, None) if address => {
+            (None, None) if is_apart => {
                 let host = self.server_host.as_deref().unwrap_or("127.0.0.1");
+                if let Some((name, port)) = host.split_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
+                    bail!("-h takes a host; for {host}: -h {name} -p {port}, or the URL {host}");
+                }
                 let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
-                Ok(format!("{host}:{}", self.server_port.unwrap_or(6379)))
+                Ok(Some(format!("{host}:{}", self.server_port.unwrap_or(6379))))
             }
-            (Some(url), None) | (None, Some(url)) if !address => Ok(url.to_string()),
-            (None, None) => Ok(from_environment.unwrap_or_else(|| DEFAULT.to_string())),
+            (Some(url), None) | (None, Some(url)) if !is_apart => Ok(Some(url.to_string())),
+            (None, None) => Ok(None),
             _ => bail!("the server is named twice; expected a URL, or -h and -p, or -u"),
         }
     }
@@ -109,7 +143,7 @@ pub fn help_asked(mut words: Vec<OsString>) -> Vec<OsString> {
 const OF_RECORD: [&str; 4] = ["ls", "export", "prune", "check"];
 
 /// Where the verb is: behind flags that every verb has.
-fn verb_at(words: &[OsString]) -> usize {
+pub fn verb_at(words: &[OsString]) -> usize {
     let mut at = 1;
     while let Some(word) = words.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-')) {
         at += if word == "--format" { 2 } else { 1 };
@@ -160,6 +194,8 @@ mod tests {
         assert_eq!(url(&flags(Some("db"), None, None), None).as_deref(), Some("db:6379"));
         assert_eq!(url(&flags(None, Some(7000), None), None).as_deref(), Some("127.0.0.1:7000"));
         assert_eq!(url(&flags(Some("::1"), Some(7000), None), None).as_deref(), Some("[::1]:7000"));
+        let both = flags(Some("db:7000"), None, None).url(None, None).unwrap_err().to_string();
+        assert!(both.contains("-h db -p 7000"), "{both}");
         assert_eq!(url(&flags(None, None, Some("rediss://a")), None).as_deref(), Some("rediss://a"));
         for twice in [flags(Some("db"), None, None), flags(None, Some(1), None), flags(None, None, Some("a"))] {
             assert_eq!(url(&twice, Some("b")), None);

@@ -7,16 +7,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use unslow_client::Target;
+use unslow_client::{Options, Target};
 use unslow_sink::{Config, Error, Sink, Snapshot, Start, dry_run};
 use unslow_units::{rate, time_us};
 
 use crate::output::Output;
 use crate::reach::Reach;
+use crate::server::{self, Reached, Server};
+use crate::typed::short_time;
 
 #[derive(Args)]
 #[command(
     args_override_self = true,
+    disable_help_flag = true,
     after_help = "SIGTERM and Ctrl-C finish what is in flight; a second one exits at once.\n\nExamples:\n  unslow sink \
                   --map examples/users.toml --from users.ndjson --to redis://10.0.0.1:7000\n  unslow sink --map \
                   users.toml --from users.ndjson --dry-run          # what would be sent\n  unslow sink --map \
@@ -31,7 +34,8 @@ pub struct SinkArguments {
     /// File, - for standard input, kafka://host:port,host:port, or redis://host:port with --stream [default: -]
     #[arg(long, value_name = "SOURCE")]
     from: Option<String>,
-    /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, or host:port
+    /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, host:port, or @NAME
+    /// of unslow.toml
     #[arg(long, value_name = "URL")]
     to: Option<String>,
     /// Kafka topic, or a pattern that begins with ^; may be repeated
@@ -74,11 +78,15 @@ pub struct SinkArguments {
     /// Maximum number of messages in a batch [default: 5000]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
-    /// How long a batch that is not full waits for more messages, in milliseconds [default: 5]
-    #[arg(long, value_name = "MS")]
+    /// How long a batch that is not full waits for more messages [default: 5ms]
+    #[arg(long, value_parser = short_time, value_name = "TIME")]
+    linger: Option<Duration>,
+    #[arg(long, hide = true, conflicts_with = "linger")]
     linger_ms: Option<u64>,
-    /// Make batches smaller while they take longer than this, in milliseconds; 0 for never [default: 100]
-    #[arg(long, value_name = "MS")]
+    /// Make batches smaller while they take longer than this; 0 for never [default: 100ms]
+    #[arg(long, value_parser = short_time, value_name = "TIME")]
+    batch_latency: Option<Duration>,
+    #[arg(long, hide = true, conflicts_with = "batch_latency")]
     batch_latency_ms: Option<u64>,
     /// Maximum number of batches in flight [default: 3]
     #[arg(long, value_name = "N")]
@@ -92,6 +100,8 @@ pub struct SinkArguments {
     /// Number of messages in a dry run
     #[arg(long, default_value_t = 20, value_name = "N", requires = "dry_run")]
     messages: usize,
+    #[command(flatten)]
+    server: Server,
     #[command(flatten)]
     reach: Reach,
 }
@@ -109,9 +119,9 @@ impl SinkArguments {
         set(&mut config.from, &self.from);
         if config.to == Config::default().to {
             // Neither the file nor a flag names one.
-            set(&mut config.to, &crate::server::of_environment());
+            set(&mut config.to, &server::of_environment());
         }
-        set(&mut config.to, &self.to);
+        set(&mut config.to, &self.server.address(self.to.as_deref())?);
         set(&mut config.group, &self.group);
         set(&mut config.stream, &self.stream);
         set(&mut config.consumer, &self.consumer);
@@ -137,15 +147,17 @@ impl SinkArguments {
         config.exactly_once |= self.exactly_once;
         config.wait_replicas = self.wait.unwrap_or(config.wait_replicas);
         config.batch_messages_max = self.batch.unwrap_or(config.batch_messages_max);
-        config.linger_ms = self.linger_ms.unwrap_or(config.linger_ms);
-        config.batch_latency_ms = self.batch_latency_ms.unwrap_or(config.batch_latency_ms);
+        let ms =
+            |time: Option<Duration>, ms: Option<u64>| time.map(|time| time.as_micros().div_ceil(1000) as u64).or(ms);
+        config.linger_ms = ms(self.linger, self.linger_ms).unwrap_or(config.linger_ms);
+        config.batch_latency_ms = ms(self.batch_latency, self.batch_latency_ms).unwrap_or(config.batch_latency_ms);
         config.in_flight_max = self.in_flight.unwrap_or(config.in_flight_max);
         config.check().map_err(|e| anyhow!("{path}: {e}"))?;
         Ok(config)
     }
 
-    /// The server of the stream, when messages come from one.
-    fn stream(&self, config: &Config) -> anyhow::Result<Option<Target>> {
+    /// The server of the stream, when messages come from one. What `unslow.toml` says of the destination is not for it.
+    fn stream(&self, config: &Config) -> anyhow::Result<Option<(Target, Options)>> {
         let schemes = ["redis://", "rediss://", "valkey://", "valkeys://", "unix:", "redis+sentinel://"];
         if !schemes.iter().any(|s| config.from.starts_with(s)) {
             if let Some((scheme, _)) = config.from.split_once("://").filter(|(s, _)| *s != "kafka") {
@@ -156,7 +168,7 @@ impl SinkArguments {
             }
             return Ok(None);
         }
-        Ok(Some(self.reach.target(&config.from)?))
+        Ok(Some((self.reach.target(&config.from)?, self.reach.options()?)))
     }
 
     pub fn run(self, output: &Output) -> anyhow::Result<u8> {
@@ -164,16 +176,15 @@ impl SinkArguments {
         if self.dry_run && output.json() {
             bail!("--dry-run prints the commands as they would be sent; omit --format json");
         }
-        let target = self.reach.target(&config.to)?;
+        let Reached { target, options, .. } = self.server.reached(&config.to, &self.reach)?;
         let stream = self.stream(&config)?;
-        let options = self.reach.options()?;
         let bar = if output.quiet || self.dry_run { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("the template is fixed"));
         // Servers and brokers have a say in notes.
         let own = Output { format: output.format, quiet: output.quiet, verbose: output.verbose };
         let shown = bar.clone();
         let note = move |text: &str| shown.suspend(|| own.note(text));
-        let from = stream.as_ref().map_or_else(|| config.from.clone(), Target::url);
+        let from = stream.as_ref().map_or_else(|| config.from.clone(), |(target, _)| target.url());
         let reading = format!("{from} -> {}", target.url());
         if self.dry_run {
             if stream.is_some() {
@@ -181,7 +192,8 @@ impl SinkArguments {
             }
             let mut failed = None;
             // Where nothing says which server, none is needed.
-            let server = (config.to != Config::default().to || self.to.is_some()).then_some((&target, &options));
+            let is_named = self.to.is_some() || self.server.is_named();
+            let server = (config.to != Config::default().to || is_named).then_some((&target, &options));
             let (_, bad) = dry_run(&config, server, Arc::new(note), self.messages, |text| {
                 match output.print_while_read(&format!("{text}\n")) {
                     Ok(more) => more,
@@ -193,7 +205,7 @@ impl SinkArguments {
             })?;
             return failed.map_or(Ok(u8::from(bad > 0)), Err);
         }
-        let sink = Sink::start(Start { config, target, stream, options, note: Arc::new(note) })?;
+        let sink = Sink::start(Start { config, target, options, stream, note: Arc::new(note) })?;
         let stop =
             unslow_interrupt::guard("finishing batches in flight (Ctrl-C again: stop now; they will be read again)");
         output.note(&reading);

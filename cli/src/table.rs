@@ -17,7 +17,8 @@ pub fn table(rows: &[Vec<String>]) -> String {
     within(rows, is_bounded.then(textwrap::termwidth))
 }
 
-fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
+/// The same for a width, or for none.
+pub fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
     let Some(titles) = rows.first() else { return String::new() };
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths = match width {
@@ -50,6 +51,12 @@ fn within(rows: &[Vec<String>], width: Option<usize>) -> String {
         out += &format!("{faint}{}{faint:#}\n", crate::output::fill(&line, width.unwrap_or(usize::MAX)));
     }
     out
+}
+
+/// Whether all columns fit into the width.
+pub fn fits(rows: &[Vec<String>], width: usize) -> bool {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    fitted(rows, count, width).len() == count
 }
 
 fn cells(rows: &[Vec<String>], at: usize) -> impl Iterator<Item = &str> {

@@ -40,6 +40,16 @@ pub fn seconds(text: &str) -> Result<f64, Error> {
     parse_time(text).map(|time| time.as_secs_f64())
 }
 
+/// The same where a server takes whole seconds: at least one, at most ten years.
+pub fn whole_seconds(text: &str) -> Result<u64, String> {
+    let time = parse_time_within(text, Duration::from_secs(1)..=Duration::from_secs(3650 * 86_400));
+    let time = time.map_err(|e| e.to_string())?;
+    if time.subsec_nanos() > 0 {
+        return Err("expected whole seconds, such as 30s or 2m".into());
+    }
+    Ok(time.as_secs())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +64,8 @@ mod tests {
         assert_eq!(end_after("36h"), Ok(Duration::from_secs(129_600)));
         assert_eq!(short_time("250us"), Ok(Duration::from_micros(250)));
         assert_eq!(stall("0.25"), Ok(Duration::from_millis(250)));
+        assert_eq!((whole_seconds("2m"), whole_seconds("90")), (Ok(120), Ok(90)));
+        assert!(whole_seconds("1.5s").is_err() && whole_seconds("0").is_err());
         assert!(stall("1ms").is_err() && stall("5s").is_err());
         assert!(lasting("250us").is_err() && lasting("2d").is_err() && short_time("2h").is_err());
     }

@@ -73,6 +73,11 @@ fn an_inventory_has_a_row_a_report_and_one_exit_status() {
     );
     let wrong = row(&document, "wrong");
     assert!(wrong["error"].as_str().unwrap().contains("password"), "{wrong:#}");
+    let junit = run(&file, &["doctor", "--inventory", "--no-host", "--format", "junit"]);
+    assert_eq!(junit.status.code(), Some(2), "{}", stderr(&junit));
+    assert_eq!(stdout(&junit).matches("<testsuite ").count(), 4, "{}", stdout(&junit));
+    let lost = run(Path::new("/nowhere"), &["doctor", "--inventory", "--format", "junit"]);
+    assert!(stdout(&lost).contains("<error message=\"/nowhere"), "{}", stdout(&lost));
     let text = run(&file, &["doctor", "--inventory", "--no-host", "--parallel", "1"]);
     assert!(stdout(&text).contains("4 deployments: 1 failed, 1 not checked, 2 passed"), "{}", stdout(&text));
     let elsewhere = ["doctor", "--inventory", &file.display().to_string(), "--no-host", "--only", "no_auth"];
@@ -181,11 +186,10 @@ fn a_name_reaches_what_its_file_says() {
         (&["bench", "-p", "1", "--against", "@locked"], "its user and password would go"),
         (&["bench", "--against=@locked"], "its user and password would go"),
         (&["bench", "127.0.0.1:1", "--against", "@locked"], "its user and password would go"),
-        (&["keys", "-u", "@locked"], "@NAME is accepted only as the URL"),
-        (&["doctor", "--print-acl", "@locked"], "@NAME is accepted only as the URL"),
+        (&["keys", "-u", "@locked"], "@NAME is accepted only as"),
+        (&["doctor", "--print-acl", "@locked"], "@NAME is accepted only as"),
         (&["doctor", "--inventory", "--tls"], "cannot be used with"),
         (&["doctor", "@locked", "--inventory"], "cannot be used with"),
-        (&["doctor", "--inventory", "--format", "junit"], "--reports DIR"),
     ] {
         let refused = run(&file, arguments);
         assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
@@ -205,4 +209,56 @@ fn a_name_reaches_what_its_file_says() {
         assert!(stderr(&open).contains("other users can change it"), "{path:?} {mode:o}: {}", stderr(&open));
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(restored)).unwrap();
     }
+}
+
+/// The gateway, the sink and the drill take a deployment by its name, with its password; what is typed wins.
+#[test]
+fn a_name_is_enough_for_gateway_sink_and_drill() {
+    let dir = tempfile::tempdir().unwrap();
+    let locked = standalone("redis-7.0");
+    let mut connection = locked.connect_with(&options(2)).unwrap();
+    connection.call(&["CONFIG", "SET", "requirepass", "s3cret"]).unwrap();
+    std::fs::write(dir.path().join("right"), "s3cret\n").unwrap();
+    let text = format!(
+        "[[deployment]]\nname = \"locked\"\nurl = \"redis://{}\"\npassword_file = \"right\"\n",
+        locked.address()
+    );
+    let file = written(dir.path(), &text);
+    let messages = dir.path().join("messages");
+    std::fs::write(&messages, "{\"id\": \"7\"}\n").unwrap();
+    let map = dir.path().join("map.toml");
+    std::fs::write(&map, "[[map]]\ncommands = [\"SET user:{id} x\"]\n").unwrap();
+    let (map, messages) = (map.display().to_string(), messages.display().to_string());
+    let sink = ["sink", "--map", &map, "--from", &messages];
+    let mut written_to = |more: &[&str]| {
+        connection.call(&["FLUSHALL"]).unwrap();
+        let output = run(&file, &[&sink[..], more].concat());
+        assert!(output.status.success(), "{more:?}: {}", stderr(&output));
+        assert_eq!(connection.call(&["EXISTS", "user:7"]).unwrap().integer(), Some(1), "{more:?}");
+    };
+    written_to(&["--to", "@locked"]);
+    let port = locked.port.to_string();
+    written_to(&["-h", "127.0.0.1", "-p", &port, "-a", "s3cret", "--linger", "1ms"]);
+    let wrong = run(&file, &[&sink[..], &["--to", "@locked", "-a", "other"]].concat());
+    assert!(!wrong.status.success(), "what is typed wins");
+    let lost = run(&file, &[&sink[..], &["--to", "@lockd"]].concat());
+    assert!(stderr(&lost).contains("did you mean \"locked\""), "{}", stderr(&lost));
+    let refused = run(&file, &["drill", "cluster_failover", "-p", &port]);
+    assert!(stderr(&refused).contains("--i-own-this"), "{}", stderr(&refused));
+    // No cluster: said by a server that has let it in.
+    let drill = ["drill", "cluster_failover", "--fault", "none", "--i-own-this", "@locked"];
+    let drill = run(&file, &[&drill[..], &["--store", &dir.path().display().to_string()]].concat());
+    assert!(stderr(&drill).contains("cluster"), "{}", stderr(&drill));
+    let shell = ["drill", "cluster_failover", "--fault", "none", "--i-own-this"];
+    let shell = command(&shell).env("UNSLOW_URL", locked.url()).output().expect("it runs");
+    assert!(stderr(&shell).contains("--i-own-this needs a server"), "{}", stderr(&shell));
+    let gateway = ["gateway", "--listen", "127.0.0.1:0", "@locked"];
+    let mut gateway = Running(command(&gateway).env("UNSLOW_CONFIG", &file).stderr(Stdio::piped()).spawn().unwrap());
+    let mut said = String::new();
+    let mut err = std::io::BufReader::new(gateway.0.stderr.take().expect("piped"));
+    until_ok("an address", || std::io::BufRead::read_line(&mut err, &mut said).map(|_| said.contains(" -> ")));
+    let line = said.lines().find(|line| line.contains(" -> ")).unwrap();
+    let address = line.split(" -> ").next().unwrap();
+    let mut wire = unslow_testkit::wire::Wire::open(address, std::time::Duration::from_secs(20));
+    assert_eq!(unslow_testkit::wire::shown(&wire.call(&["EXISTS", "user:7"])), ":1\\r\\n");
 }

@@ -146,6 +146,7 @@ impl fmt::Display for Change {
             Change::Demoted { node, master: Some(master) } => write!(f, "{node} demoted, follows {master}"),
             Change::Demoted { node, .. } => write!(f, "{node} demoted"),
             Change::Follows { node, master } => write!(f, "{node} follows {} now", name(master)),
+            Change::Added { node, role: Role::Unknown } => write!(f, "{node} added"),
             Change::Added { node, role } => write!(f, "{node} added, a {}", role.word()),
             Change::Removed { node } => write!(f, "{node} removed"),
             Change::Suspected { node } => write!(f, "{node} suspected: it does not answer"),

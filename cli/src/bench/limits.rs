@@ -1,9 +1,12 @@
 //! Limits of a run, as `--fail-if 'p99 > 5ms'`: what breaks one makes the exit status 1.
 
+use std::ffi::OsString;
 use std::fmt;
 
 use unslow_bench::{Latency, Run};
 use unslow_units::{count, parse_count, parse_rate, parse_share, parse_time, percent, rate, time_us};
+
+use crate::server;
 
 /// What may not become true of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,6 +61,26 @@ pub enum BadLimit {
     /// A bound that is not one of this figure.
     #[error(transparent)]
     Bound(#[from] unslow_units::Error),
+}
+
+/// `--fail-if A B` as `--fail-if A --fail-if B`. A word behind a limit is another limit if it can be read as one;
+/// otherwise it is the URL.
+pub fn apart(words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(server::verb_at(&words)).is_none_or(|verb| verb != "bench") {
+        return words;
+    }
+    let is_limit = |word: &OsString| word.to_str().is_some_and(|word| limit(word).is_ok());
+    let (mut out, mut is_behind): (Vec<OsString>, bool) = (Vec::new(), false);
+    for word in words {
+        let is_value =
+            out.last().is_some_and(|last| last == "--fail-if") || word.to_string_lossy().starts_with("--fail-if=");
+        if is_behind && !is_value && is_limit(&word) {
+            out.push("--fail-if".into());
+        }
+        is_behind = is_value || (is_behind && is_limit(&word));
+        out.push(word);
+    }
+    out
 }
 
 /// Reads one limit.
@@ -161,6 +184,27 @@ mod tests {
         assert_eq!(limit("p95 > 5ms"), Err(BadLimit::Unknown("p95".into())));
         for text in ["p99 > 5%", "p99 >", "errors > 5ms", "throughput < fast", "errors > 0.1"] {
             assert!(matches!(limit(text), Err(BadLimit::Bound(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn several_limits_stand_behind_one_flag() {
+        let after = |words: &[&str]| {
+            let words = apart(words.iter().map(Into::into).collect());
+            words.iter().map(|word| word.to_str().unwrap().to_string()).collect::<Vec<_>>().join("|")
+        };
+        for (words, expected) in [
+            (
+                &["unslow", "bench", "--fail-if", "p99 > 5ms", "errors > 0.1%", "host"][..],
+                "--fail-if|errors > 0.1%|host",
+            ),
+            (&["unslow", "bench", "--fail-if", "p99>5ms", "--fail-if", "mean>1ms", "host"], "--fail-if|mean>1ms|host"),
+            (&["unslow", "bench", "--fail-if=p99>5ms", "mean>1ms"], "--fail-if=p99>5ms|--fail-if|mean>1ms"),
+            (&["unslow", "bench", "p99>5ms", "host"], "bench|p99>5ms|host"),
+            (&["unslow", "-q", "bench", "--fail-if", "p99", "p50>1ms"], "p99|--fail-if|p50>1ms"),
+            (&["unslow", "doctor", "--fail-if", "p99>5ms", "p50>1ms"], "--fail-if|p99>5ms|p50>1ms"),
+        ] {
+            assert!(after(words).ends_with(expected), "{words:?}: {}", after(words));
         }
     }
 }

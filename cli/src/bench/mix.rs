@@ -2,9 +2,23 @@
 
 use std::collections::BTreeMap;
 
-/// redis-benchmark takes names in either case.
-pub fn lower_case(text: &str) -> Result<String, std::convert::Infallible> {
-    Ok(text.trim().to_ascii_lowercase())
+/// A name for -t. redis-benchmark takes names in either case, and has one more for ping.
+pub fn test(text: &str) -> Result<String, std::convert::Infallible> {
+    let name = text.trim().to_ascii_lowercase();
+    Ok(if name == "ping_mbulk" { "ping".into() } else { name })
+}
+
+/// What to type for a test of redis-benchmark that is not built in.
+pub fn elsewhere(test: &str) -> Option<String> {
+    if test == "ping_inline" {
+        return Some("clients do not send inline commands; use -t ping".into());
+    }
+    let length: u32 = test.strip_prefix("lrange_")?.parse().ok()?;
+    let last = length.saturating_sub(1);
+    Some(format!(
+        "fill a list first: -n {length} --command 'RPUSH unslow:list {{value}}' --keep-keys, then read it: --command \
+         'LRANGE unslow:list 0 {last}'"
+    ))
 }
 
 /// A mix that cannot be read.
@@ -40,6 +54,18 @@ pub fn mix(text: &str) -> Result<BTreeMap<String, f64>, BadMix> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tests_of_redis_benchmark_are_built_in_or_it_says_what_to_type() {
+        const DEFAULT: &str = "PING_INLINE,PING_MBULK,SET,GET,INCR,LPUSH,RPUSH,LPOP,RPOP,SADD,HSET,SPOP,ZADD,ZPOPMIN,\
+                               LRANGE_100,LRANGE_300,LRANGE_500,LRANGE_600,MSET,XADD";
+        for name in DEFAULT.split(',') {
+            let test = test(name).unwrap();
+            let is_known = unslow_bench::built_in_names().any(|known| known == test);
+            assert!(is_known != elsewhere(&test).is_some(), "{name}");
+        }
+        assert!(elsewhere("lrange_100").unwrap().contains("LRANGE unslow:list 0 99"));
+    }
 
     #[test]
     fn a_mix_has_shares_for_all_its_commands_or_for_none() {

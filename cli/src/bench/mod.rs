@@ -26,11 +26,12 @@ use unslow_units::{count, did_you_mean, parse_count, parse_rate, time_us};
 use crate::output::{Output, writable};
 use crate::reach::Reach;
 use crate::server::Server;
-use crate::typed::{seconds, short_time};
+use crate::typed::{seconds, short_time, whole_seconds};
 
 use limits::Limit;
 
 pub use compare::Compare;
+pub use limits::apart as limits_apart;
 
 /// How requests arrive in an open loop. (Documented at the flag: documented values make all of the help twice as long.)
 #[derive(Clone, Copy, ValueEnum)]
@@ -95,7 +96,7 @@ pub struct Bench {
         long,
         value_name = "NAME,...",
         value_delimiter = ',',
-        value_parser = mix::lower_case,
+        value_parser = mix::test,
         conflicts_with_all = ["mix", "command", "workload", "replay", "against", "save", "html", "hgrm", "hlog"]
     )]
     tests: Vec<String>,
@@ -115,8 +116,8 @@ pub struct Bench {
     #[arg(long, default_value = "5ms", value_parser = short_time, value_name = "TIME")]
     lateness_max: Duration,
 
-    /// End with exit status 1 when a run breaks this: 'p99 > 5ms', 'errors > 0.1%', 'throughput < 10k'; may be repeated
-    #[arg(long, value_name = "LIMIT", value_parser = limits::limit)]
+    /// End with exit status 1 when a run breaks one of these: 'p99 > 5ms' 'errors > 0.1%' 'throughput < 10k'
+    #[arg(long, value_name = "LIMIT...", value_parser = limits::limit)]
     fail_if: Vec<Limit>,
     /// Runs
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -185,8 +186,8 @@ struct WorkloadFlags {
     /// Bytes of a value: 64, 10kb, 16-1024, or sizes with weights 64:0.7,1kb:0.3 [default: 64]
     #[arg(short = 'd', long, value_name = "SIZE")]
     value_size: Option<String>,
-    /// Seconds until a key that `set` writes expires
-    #[arg(long, value_name = "S")]
+    /// Time until a key that `set` writes expires, in whole seconds
+    #[arg(long, value_parser = whole_seconds, value_name = "TIME")]
     expire: Option<u64>,
     /// Send this many commands in a MULTI/EXEC block, on one key
     #[arg(long, value_name = "N")]
@@ -212,7 +213,7 @@ struct WorkloadFlags {
     /// Write every key once before the run [default: where the mix has `get`]
     #[arg(long, overrides_with = "no_preload")]
     preload: bool,
-    /// Do not
+    /// Write no keys before the run
     #[arg(long)]
     no_preload: bool,
     /// Random seed [default: 1]
@@ -330,6 +331,9 @@ impl Bench {
         }
         if let Some(number) = self.tests.iter().find(|test| test.parse::<u32>().is_ok()) {
             bail!("-t takes names of commands, such as set,get; for threads: --threads {number}");
+        }
+        if let Some((test, instead)) = self.tests.iter().find_map(|test| Some((test, mix::elsewhere(test)?))) {
+            bail!("-t: {test} of redis-benchmark is not built in; {instead}");
         }
         let names: Vec<&str> = built_in_names().collect();
         if let Some(unknown) = self.tests.iter().find(|test| !names.contains(&test.as_str())) {

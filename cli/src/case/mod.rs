@@ -25,6 +25,9 @@ pub struct CaseArguments {
     /// Run every case
     #[arg(long)]
     all: bool,
+    /// The same as `unslow case ls`
+    #[arg(long, hide = true)]
+    list: bool,
     /// Repeat each case N times, with one seed after another
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
     repeat: u32,
@@ -44,10 +47,11 @@ pub struct CaseArguments {
 
 impl CaseArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        let CaseArguments { name, all, repeat, diagnosis_only, seed, store, html } = self;
+        let CaseArguments { name, all, list: is_list, repeat, diagnosis_only, seed, store, html } = self;
         let words: Vec<&str> = name.iter().map(String::as_str).collect();
         let names = match &words[..] {
             ["ls" | "list"] if !*all => return list(output),
+            [] if *is_list && !*all => return list(output),
             // As it was typed in earlier versions.
             ["run", names @ ..] => names,
             names => names,

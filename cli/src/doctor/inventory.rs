@@ -15,11 +15,19 @@ use unslow_facts::Facts;
 use unslow_interrupt::Guard;
 use unslow_probe::Settings;
 
-use super::{Doctor, earlier, exit_status, fails, is_of_the_server, open_window, page, text};
+use super::{Doctor, earlier, exit_status, fails, is_of_the_server, now_ms, open_window, page, print_owed, text};
 use crate::deployments::{self, Deployments, Named};
-use crate::files;
-use crate::output::{Format, Output};
+use crate::fail_on::FailOn;
+use crate::output::{Exchange, Format, Output};
 use crate::table::table;
+use crate::{exchange, files};
+
+/// A row, and what it was made from where the deployment was diagnosed.
+struct Looked {
+    row: InventoryRow,
+    report: Option<Report>,
+    fail_on: Option<FailOn>,
+}
 
 /// Checked, and the report could not be written or the baseline not be read.
 fn is_unkept(row: &InventoryRow) -> bool {
@@ -63,10 +71,7 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
     let work = || {
         while let Some(named) = file.all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let row = match window.asked() {
-                true => InventoryRow {
-                    error: Some("interrupted before it was checked".into()),
-                    ..unseen(named, "not checked")
-                },
+                true => not_looked("interrupted before it was checked".into(), unseen(named, "not checked")),
                 false => look(doctor, &file, named, &window),
             };
             let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,14 +88,48 @@ pub fn run(doctor: &Doctor, file: Option<&Path>, output: &Output) -> anyhow::Res
     });
     drop(spinner);
     let mut rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
-    rows.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.name.cmp(&b.name)));
-    let exit_status = rows.iter().map(|row| row.exit_status).max().unwrap_or(0);
+    rows.sort_by(|a: &Looked, b: &Looked| rank(&a.row).cmp(&rank(&b.row)).then_with(|| a.row.name.cmp(&b.row.name)));
+    let exit_status = rows.iter().map(|looked| looked.row.exit_status).max().unwrap_or(0);
+    if let Some(format) = output.exchange() {
+        let text = exchanged(format, rows)?;
+        print_owed(|_| output.print_document(&text))?;
+        return Ok(exit_status);
+    }
+    let rows: Vec<InventoryRow> = rows.into_iter().map(|looked| looked.row).collect();
     if output.format == Format::Json {
         output.print_json(&Inventory::of(exit_status, rows))?;
     } else {
         output.print(&shown(&rows))?;
     }
     Ok(exit_status)
+}
+
+fn exchanged(format: Exchange, rows: Vec<Looked>) -> anyhow::Result<String> {
+    let all: Vec<(InventoryRow, Report, Option<FailOn>)> = rows
+        .into_iter()
+        .map(|Looked { row, report, fail_on }| {
+            let why = row.error.as_deref().unwrap_or("not checked");
+            let report = report.unwrap_or_else(|| Report::failed(&row.url, now_ms(), why));
+            (row, report, fail_on)
+        })
+        .collect();
+    type Fails<'a> = Box<dyn Fn(&unslow_doctor::Finding) -> bool + 'a>;
+    let fails: Vec<Fails<'_>> = all
+        .iter()
+        .map(|(_, report, fail_on)| -> Fails<'_> { Box::new(move |finding| fails(report, finding, *fail_on)) })
+        .collect();
+    let all = all.iter().zip(&fails).map(|((row, report, _), fails)| exchange::Looked {
+        name: &row.name,
+        report,
+        error: row.error.as_deref(),
+        fails: &**fails,
+        exit_status: row.exit_status,
+    });
+    exchange::inventory(format, &all.collect::<Vec<_>>())
+}
+
+fn not_looked(why: String, row: InventoryRow) -> Looked {
+    Looked { row: InventoryRow { error: Some(why), ..row }, report: None, fail_on: None }
 }
 
 /// What could not be checked comes first, then the worst.
@@ -103,20 +142,21 @@ fn names(dir: &Path, named: &Named) -> [PathBuf; 2] {
     ["json", "html"].map(|kind| dir.join(format!("{}.{kind}", named.name)))
 }
 
-fn look(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> InventoryRow {
+fn look(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> Looked {
     let begun = Instant::now();
     // What goes wrong with one is no reason to lose the others.
     let looked = catch_unwind(AssertUnwindSafe(|| looked(doctor, file, named, window)));
-    let row = looked.unwrap_or_else(|_| Err(anyhow!("the diagnosis panicked; this is a defect in unslow")));
-    let row = row.unwrap_or_else(|e| InventoryRow { error: Some(one_line(&e)), ..unseen(named, "failed") });
-    InventoryRow { seconds: begun.elapsed().as_secs_f64(), ..row }
+    let looked = looked.unwrap_or_else(|_| Err(anyhow!("the diagnosis panicked; this is a defect in unslow")));
+    let mut looked = looked.unwrap_or_else(|e| not_looked(one_line(&e), unseen(named, "failed")));
+    looked.row.seconds = begun.elapsed().as_secs_f64();
+    looked
 }
 
 fn one_line(e: &anyhow::Error) -> String {
     text::clean_lines(&format!("{e:#}")).replace('\n', " ")
 }
 
-fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> anyhow::Result<InventoryRow> {
+fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) -> anyhow::Result<Looked> {
     let baseline = named.baseline.as_deref().filter(|path| path.exists()).map(earlier).transpose();
     let reach = named.reach(&doctor.reach)?;
     let (target, options) = (named.target(&reach)?, reach.options()?);
@@ -150,7 +190,7 @@ fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) ->
     let mut findings: Vec<InventoryFinding> = report.findings.iter().map(brief).collect();
     findings.sort_by_key(|brief| std::cmp::Reverse(brief.severity));
     let error = baseline.as_ref().err().or(reports.as_ref().err()).map(one_line);
-    Ok(InventoryRow {
+    let row = InventoryRow {
         url: target.url(),
         verdict: Some(report.verdict),
         exit_status: if error.is_some() { 2 } else { exit_status(&report, fail_on) },
@@ -162,7 +202,8 @@ fn looked(doctor: &Doctor, file: &Deployments, named: &Named, window: &Guard) ->
         since_baseline: baseline.ok().flatten().as_ref().map(changed),
         reports: reports.unwrap_or_default(),
         ..unseen(named, text::verdict(&report).1)
-    })
+    };
+    Ok(Looked { row, report: Some(report), fail_on })
 }
 
 fn keep(dir: &Path, named: &Named, facts: &Facts, report: &Report) -> anyhow::Result<Vec<PathBuf>> {

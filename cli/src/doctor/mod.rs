@@ -23,7 +23,7 @@ use unslow_probe::Settings;
 use unslow_record::Tape;
 
 use crate::fail_on::FailOn;
-use crate::output::{Format, Output, style};
+use crate::output::{Format, Output, invalid, style};
 use crate::reach::Reach;
 use crate::server::Server;
 use crate::{acl, deployments, exchange, explain, files, fix_plan, incidents, silences, typed};
@@ -187,8 +187,7 @@ pub fn fail_document(why: &str) {
 /// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
 /// Whether it is printed.
 pub fn refuse(error: &clap::Error, words: &[String]) -> bool {
-    // The kind alone: the message repeats words of the command line, and a password may be among them.
-    error.use_stderr() && refuse_because(words, &format!("invalid command line: {}", error.kind()))
+    error.use_stderr() && refuse_because(words, &invalid(error))
 }
 
 /// The same for another reason.
@@ -254,8 +253,8 @@ impl Doctor {
     }
 
     fn run_checked(&self, output: &Output) -> anyhow::Result<u8> {
-        if self.inventory.is_some() {
-            bail!("--inventory prints text or json; --reports DIR writes a document for each deployment");
+        if let Some(file) = &self.inventory {
+            return inventory::run(self, file.as_deref(), output);
         }
         if let Some(version) = &self.print_acl {
             if output.exchange().is_some() {

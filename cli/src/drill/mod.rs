@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
-use unslow_client::Target;
+use unslow_client::{Target, TlsOptions};
 use unslow_drill::check::Verdict;
 use unslow_drill::run::{self, Document, How, Outcome};
 use unslow_drill::shootout;
@@ -18,10 +18,12 @@ use unslow_units::time_rough_s;
 
 use crate::output::{Output, style, writable};
 use crate::reach::Reach;
+use crate::server::Server;
 use crate::table::table;
 
 #[derive(Args)]
 #[command(
+    disable_help_flag = true,
     after_help = "Exit status: 0 every check passed, 1 a check failed (even if others are unknown), 2 a run is unknown \
                   or could not start.\n\nExamples:\n  unslow drill ls\n  unslow drill cluster_failover --fault \
                   hang\n  unslow drill split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html \
@@ -56,13 +58,15 @@ pub struct DrillArguments {
     /// Write the report as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Run against this deployment instead of a lab: it gets the load, and faults that its own commands can cause
-    /// (failover, hang, or none)
-    #[arg(long, value_name = "URL")]
-    i_own_this: Option<String>,
+    /// Run against this deployment (a URL, @NAME of unslow.toml, or -h and -p) instead of a lab: it gets the load, and
+    /// faults that its own commands can cause (failover, hang, or none)
+    #[arg(long, value_name = "URL", num_args = 0..=1)]
+    i_own_this: Option<Option<String>>,
     /// The same as `unslow drill ls`
     #[arg(long, hide = true)]
     list: bool,
+    #[command(flatten)]
+    server: Server,
     #[command(flatten)]
     reach: Reach,
 }
@@ -85,6 +89,7 @@ impl DrillArguments {
                  --fault failover --i-own-this {url}"
             );
         }
+        let own = self.own(name)?;
         let drill = spec::find(name)?;
         if name == spec::CLIENT_RECOVERY {
             return self.clients(&drill, output);
@@ -93,10 +98,6 @@ impl DrillArguments {
             bail!("--client only works with unslow drill {}", spec::CLIENT_RECOVERY);
         }
         let runs = self.chosen(&drill)?;
-        let own = match &self.i_own_this {
-            Some(url) => Some((self.reach.target(url)?, self.reach.options()?.tls)),
-            None => None,
-        };
         self.engine.as_deref().map_or(Ok(()), |name| unslow_engine::find(name).map(drop))?;
         self.store_is_there()?;
         self.html.as_deref().map_or(Ok(()), writable)?;
@@ -149,6 +150,26 @@ impl DrillArguments {
             std::fs::write(path, page).with_context(|| path.display().to_string())?;
         }
         Ok(status)
+    }
+
+    /// The deployment that the user has said is theirs; there is no default.
+    fn own(&self, name: &str) -> anyhow::Result<Option<(Target, TlsOptions)>> {
+        let Some(url) = &self.i_own_this else {
+            if self.server.is_given() {
+                bail!(
+                    "a drill breaks what it is pointed at: add --i-own-this to confirm that the deployment is yours to \
+                     break, and a fault; for example: unslow drill {name} --fault failover --i-own-this -h HOST -p PORT"
+                );
+            }
+            return Ok(None);
+        };
+        // Not UNSLOW_URL: what a shell looks at is not what it may break.
+        let url = self
+            .server
+            .address(url.as_deref())?
+            .context("--i-own-this needs a server: --i-own-this redis://host:port, or -h and -p")?;
+        let reached = self.server.reached(&url, &self.reach)?;
+        Ok(Some((reached.target, reached.options.tls)))
     }
 
     /// Before anything is started for it.

@@ -7,7 +7,7 @@ mod screen;
 mod source;
 
 use std::fs::OpenOptions;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
@@ -195,6 +195,7 @@ impl Top {
     fn print(mut self, output: &Output) -> anyhow::Result<u8> {
         let guard = unslow_interrupt::guard_quietly();
         let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        let width = width.or_else(|| std::io::stdout().is_terminal().then(textwrap::termwidth));
         let patience = Instant::now() + FIRST_FIGURES;
         let mut left = self.arguments.count;
         while !guard.asked() && left != Some(0) {

@@ -41,10 +41,10 @@ pub struct Start {
     pub config: Config,
     /// The deployment to write to, with passwords that stand elsewhere.
     pub target: Target,
-    /// The server of the stream to read, likewise.
-    pub stream: Option<Target>,
-    /// How to reach servers.
+    /// How to reach it.
     pub options: Options,
+    /// The server of the stream to read, likewise, and how to reach it.
+    pub stream: Option<(Target, Options)>,
     /// Hears what an operator should.
     pub note: Note,
 }
@@ -125,7 +125,7 @@ impl Sink {
             },
         };
         let ledger = Arc::new(Mutex::new(Ledger::new(hear, dead, shared.clone(), note.clone())));
-        let source = open_source(&config, headers, stream, &options, &ledger, &shared, &note)?;
+        let source = open_source(&config, headers, stream, &ledger, &shared, &note)?;
         let stop = Arc::new(Stop::default());
         // The writer's loop is made on its own thread; its waker comes back.
         let (ready, waker) = channel();
@@ -315,8 +315,7 @@ fn kafka(config: &Config, headers: bool) -> Result<KafkaSettings, ConfigError> {
 fn open_source(
     config: &Config,
     headers: bool,
-    stream: Option<Target>,
-    options: &Options,
+    stream: Option<(Target, Options)>,
     ledger: &Arc<Mutex<Ledger>>,
     shared: &Arc<WriterShared>,
     note: &Arc<dyn Fn(&str) + Send + Sync>,
@@ -325,13 +324,13 @@ fn open_source(
         let source = Kafka::open(&kafka(config, headers)?, ledger.clone(), shared.clone(), note.clone());
         return Ok(Box::new(source.map_err(SourceError::from)?));
     }
-    if let Some(target) = stream {
+    if let Some((target, options)) = stream {
         if config.stream.is_empty() {
             return Err(ConfigError::NoStream.into());
         }
         let settings = StreamSettings {
             target,
-            options: options.clone(),
+            options,
             key: config.stream.clone(),
             group: config.group.clone(),
             consumer: config.consumer.clone(),

@@ -45,7 +45,7 @@ fn start(
     let heard = notes.clone();
     let note = Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_string()));
     let target = Target::parse(&to.url()).unwrap();
-    let start = Start { config, target, stream: None, options: options(2), note };
+    let start = Start { config, target, options: options(2), stream: None, note };
     Ok((Sink::start(start)?, notes))
 }
 

@@ -60,11 +60,11 @@ fn try_start(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) 
     config.from = from.to_string();
     change(&mut config);
     let target = Target::parse(to).unwrap();
-    let stream = config.from.starts_with("redis://").then(|| Target::parse(&config.from).unwrap());
+    let stream = config.from.starts_with("redis://").then(|| (Target::parse(&config.from).unwrap(), options(2)));
     let notes = Notes::default();
     let heard = notes.clone();
     let note = Arc::new(move |text: &str| heard.0.lock().unwrap().push(text.to_string()));
-    let start = Start { config, target, stream, options: options(2), note };
+    let start = Start { config, target, options: options(2), stream, note };
     Ok((Sink::start(start)?, notes))
 }
 

@@ -1,9 +1,16 @@
 //! Built-in commands, which a mix names without giving a template.
 
+/// Ten keys of one slot, as a cluster wants it.
+const MSET: &str = "MSET {p}ten:{{{key}}}:0 {value} {p}ten:{{{key}}}:1 {value} {p}ten:{{{key}}}:2 {value} \
+                    {p}ten:{{{key}}}:3 {value} {p}ten:{{{key}}}:4 {value} {p}ten:{{{key}}}:5 {value} \
+                    {p}ten:{{{key}}}:6 {value} {p}ten:{{{key}}}:7 {value} {p}ten:{{{key}}}:8 {value} \
+                    {p}ten:{{{key}}}:9 {value}";
+
 /// Built-in commands: name and template behind the prefix.
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("get", "GET {p}{key}"),
     ("set", "SET {p}{key} {value}"),
+    ("mset", MSET),
     ("del", "DEL {p}{key}"),
     ("unlink", "UNLINK {p}{key}"),
     ("exists", "EXISTS {p}{key}"),
@@ -22,6 +29,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("sismember", "SISMEMBER {p}set:{key} {value}"),
     ("spop", "SPOP {p}set:{key}"),
     ("zadd", "ZADD {p}zset:{key} {key} {value}"),
+    ("zpopmin", "ZPOPMIN {p}zset:{key}"),
     ("zrange", "ZRANGE {p}zset:{key} 0 9"),
     ("xadd", "XADD {p}stream:{key} MAXLEN ~ 1000 * field {value}"),
     ("publish", "PUBLISH {p}channel:{key} {now}{value}"),

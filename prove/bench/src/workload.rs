@@ -86,8 +86,10 @@ pub struct Command {
     pub reads: bool,
     /// Whether it writes keys, or may.
     pub writes: bool,
-    /// Whether that at `key_at` is its only key.
-    pub has_one_key: bool,
+    /// Positions of its other keys.
+    pub more_keys_at: Vec<usize>,
+    /// Whether there are no others.
+    pub knows_keys: bool,
     /// Whether it may wait for others.
     pub blocks: bool,
     /// Whether its reply is the value that `set` wrote.
@@ -99,9 +101,21 @@ pub struct Command {
 impl Command {
     /// As far as is known before a server was asked about it.
     fn new(name: String, template: Template, is_get: bool, upto: f64) -> Command {
-        let (key_at, has_one_key) = ((template.arguments() > 1).then_some(1), true);
+        let key_at = (template.arguments() > 1).then_some(1);
         let writes = !READS.contains(&&*template.name());
-        Command { name, template, key_at, reads: false, writes, has_one_key, blocks: false, is_get, upto }
+        let more_keys_at = Vec::new();
+        Command {
+            name,
+            template,
+            key_at,
+            more_keys_at,
+            knows_keys: true,
+            reads: false,
+            writes,
+            blocks: false,
+            is_get,
+            upto,
+        }
     }
 }
 

@@ -121,12 +121,21 @@ impl Session {
         let preloading = preloaded.iter().flat_map(|workload| &workload.commands).map(|command| (command, true));
         let running = self.workload.commands.iter().map(|command| (command, command.writes));
         for (command, _) in preloading.chain(running).filter(|(_, writes)| *writes) {
-            let unlink = command.key_at.and_then(|at| command.template.unlink(at));
-            let unlink = unlink.filter(|template| self.workload.recording.is_none() && is_ours(template));
-            if (unlink.is_none() || !command.has_one_key) && !removed.stay.contains(&command.name) {
+            let unlink = |at: usize| {
+                let unlink = command.template.unlink(at);
+                unlink.filter(|template| self.workload.recording.is_none() && is_ours(template))
+            };
+            let all: Vec<Option<Template>> =
+                command.key_at.iter().chain(&command.more_keys_at).map(|at| unlink(*at)).collect();
+            let is_whole = command.knows_keys && !all.is_empty() && all.iter().all(Option::is_some);
+            if !is_whole && !removed.stay.contains(&command.name) {
                 removed.stay.push(command.name.clone());
             }
-            templates.extend(unlink.filter(|unlink| !templates.iter().any(|known| same(known, unlink))));
+            for unlink in all.into_iter().flatten() {
+                if !templates.iter().any(|known| same(known, &unlink)) {
+                    templates.push(unlink);
+                }
+            }
         }
         // The signal that ended the runs does not end this; one that comes now does.
         let (was_asked, until) = (self.guard.asked(), Instant::now() + REMOVE_FOR);

@@ -267,16 +267,23 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
         let first = fields.get(3).and_then(Value::integer).unwrap_or(0);
         let number = |at: usize| fields.get(at).and_then(Value::integer).unwrap_or(0);
         let (last, step) = (number(4), number(5).max(1));
-        (command.key_at, command.has_one_key) = match name.as_str() {
+        let mut keys_at: Vec<usize> = match name.as_str() {
             // Their keys are told by a count in the third argument.
             "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => {
                 command.writes |= !name.ends_with("_RO");
                 let words = command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
-                ((found > 3).then_some(3), words.get(2).is_some_and(|count| count == b"1"))
+                let count = words.get(2).and_then(|count| std::str::from_utf8(count).ok()?.parse::<i64>().ok());
+                command.knows_keys = count.is_some();
+                (3..found.min(3 + count.unwrap_or(1))).map(|at| at as usize).collect()
             }
-            _ if first > 0 => (Some(first as usize), last == first || last < 0 && found <= first + step),
-            _ => (None, true),
+            _ if first > 0 => {
+                let last = if last < 0 { found + last } else { last.min(found - 1) };
+                (first..=last).step_by(step as usize).map(|at| at as usize).collect()
+            }
+            _ => Vec::new(),
         };
+        command.more_keys_at = keys_at.split_off(keys_at.len().min(1));
+        command.key_at = keys_at.first().copied();
     }
     Ok(writes)
 }
