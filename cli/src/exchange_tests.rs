@@ -199,6 +199,7 @@ fn an_inventory_tells_of_each_deployment() {
     assert_eq!((xml.matches("<testsuite ").count(), count(&xml, "errors")), (3, 2));
     assert_eq!(count(&xml, "failures"), 2 * count(&alone, "failures"));
     let tests = xml.matches("<testcase ").count();
+    assert!(xml.contains("classname=\"unslow.b\"") && alone.contains("classname=\"unslow\""));
     assert_eq!((count(&xml, "tests"), xml.matches("the disk is full").count()), (tests, 1));
     let sarif: Value = serde_json::from_str(&inventory(Exchange::Sarif, &all).unwrap()).unwrap();
     let run = &sarif["runs"][0];

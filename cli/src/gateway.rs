@@ -10,6 +10,7 @@ use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Read, Reread, Start};
 use crate::output::Output;
 use crate::reach::Reach;
 use crate::server::{self, Reached, Server};
+use crate::toml_text;
 
 #[derive(Clone, Copy, ValueEnum)]
 enum ReadFlag {
@@ -102,11 +103,12 @@ pub struct GatewayArguments {
 
 impl GatewayArguments {
     fn settings(&self) -> anyhow::Result<Config> {
-        let mut config = match &self.config {
-            Some(path) => {
-                let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-                Config::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))?
-            }
+        let text = self.config.as_ref().map(|path| {
+            std::fs::read_to_string(path).with_context(|| path.display().to_string()).map(|text| (path, text))
+        });
+        let text = text.transpose()?;
+        let mut config = match &text {
+            Some((path, text)) => Config::parse(text).map_err(|e| anyhow!("{}: {e}", path.display()))?,
             None => Config::default(),
         };
         if !self.listen.is_empty() {
@@ -114,9 +116,10 @@ impl GatewayArguments {
         }
         if let Some(target) = self.server.address(self.target.as_deref().or(self.url.as_deref()))? {
             config.target = target;
-        } else if self.config.is_none() {
+        } else if !text.as_ref().is_some_and(|(_, text)| toml_text::sets(text, "target")) {
             let url = server::of_environment();
-            config.target = url.context("which deployment? unslow gateway redis://host:port, or --config FILE")?;
+            config.target =
+                url.context("which deployment? unslow gateway redis://host:port, or target in --config FILE")?;
         }
         config.threads = self.threads.unwrap_or(config.threads);
         if let Some(read) = self.read {

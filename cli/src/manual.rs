@@ -166,6 +166,10 @@ fn columns(lines: &[&str], width: usize) -> String {
     };
     let shown = |row: &Vec<String>| {
         let mut cells = titles.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
+        // It goes on with the row before.
+        if row.first().is_some_and(String::is_empty) {
+            return cells.map(named).collect::<String>();
+        }
         let head = cells.next().map_or(String::new(), |(title, cell)| match title.as_str() {
             "" => cell.clone(),
             title => format!("{title}: {cell}"),
@@ -180,7 +184,11 @@ fn filled(lines: &[&str], width: usize) -> String {
     let begins = |line: &str| {
         let line = line.trim_start();
         let number = line.trim_start_matches(|c: char| c.is_ascii_digit());
-        line.starts_with(['-', '#', '*']) || (number.len() < line.len() && number.starts_with(". "))
+        let is_heading = line.trim_start_matches('#').starts_with(' ') && line.starts_with('#');
+        is_heading
+            || line.starts_with("- ")
+            || line.starts_with("* ")
+            || (number.len() < line.len() && number.starts_with(". "))
     };
     let mut paragraphs: Vec<String> = Vec::new();
     for line in lines {

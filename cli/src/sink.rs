@@ -14,7 +14,8 @@ use unslow_units::{rate, time_us};
 use crate::output::Output;
 use crate::reach::Reach;
 use crate::server::{self, Reached, Server};
-use crate::typed::short_time;
+use crate::toml_text;
+use crate::typed::{linger, short_time};
 
 #[derive(Args)]
 #[command(
@@ -35,7 +36,7 @@ pub struct SinkArguments {
     #[arg(long, value_name = "SOURCE")]
     from: Option<String>,
     /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, host:port, or @NAME
-    /// of unslow.toml
+    /// of unslow.toml; -h, -p, -u, -a, -n and --tls are about it too
     #[arg(long, value_name = "URL")]
     to: Option<String>,
     /// Kafka topic, or a pattern that begins with ^; may be repeated
@@ -79,7 +80,7 @@ pub struct SinkArguments {
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
     /// How long a batch that is not full waits for more messages [default: 5ms]
-    #[arg(long, value_parser = short_time, value_name = "TIME")]
+    #[arg(long, value_parser = linger, value_name = "TIME")]
     linger: Option<Duration>,
     #[arg(long, hide = true, conflicts_with = "linger")]
     linger_ms: Option<u64>,
@@ -117,8 +118,7 @@ impl SinkArguments {
             }
         };
         set(&mut config.from, &self.from);
-        if config.to == Config::default().to {
-            // Neither the file nor a flag names one.
+        if !toml_text::sets(&text, "to") {
             set(&mut config.to, &server::of_environment());
         }
         set(&mut config.to, &self.server.address(self.to.as_deref())?);

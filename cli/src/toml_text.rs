@@ -18,6 +18,11 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
     })
 }
 
+/// Whether a text sets this at its top.
+pub fn sets(text: &str, name: &str) -> bool {
+    text.parse::<toml::Table>().is_ok_and(|table| table.contains_key(name))
+}
+
 /// The message without the text that was found where something else was expected.
 fn without_values(message: &str) -> String {
     match (message.find("string \""), message.rfind("\", expected")) {

@@ -30,6 +30,11 @@ pub fn short_time(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::ZERO..=Duration::from_secs(3600))
 }
 
+/// How long a batch waits for more messages: at most a minute.
+pub fn linger(text: &str) -> Result<Duration, Error> {
+    parse_time_within(text, Duration::ZERO..=Duration::from_secs(60))
+}
+
 /// How long to spin before sleeping: beyond a second a processor is simply taken.
 pub fn spin(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::from_micros(1)..=Duration::from_secs(1))

@@ -82,8 +82,11 @@ impl DrillArguments {
         }
         let name = self.name.as_deref().context("no drill given; try: unslow drill ls")?;
         if let Some(url) = &self.url {
-            // Without its password.
-            let url = Target::parse(url).map_or("it".into(), |t| t.url());
+            // Without its password. A name stands for another URL.
+            let url = match url.starts_with('@') {
+                true => url.clone(),
+                false => Target::parse(url).map_or("it".into(), |t| t.url()),
+            };
             bail!(
                 "a drill breaks what it is pointed at: confirm that {url} is yours to break; try: unslow drill {name} \
                  --fault failover --i-own-this {url}"

@@ -620,6 +620,9 @@ fn before_6_0_the_cpu_of_a_command_says_how_many_come_at_a_time() {
     // 0.4 us outside each command are no read of its own, however busy the server is.
     assert_eq!(speak(&uncounted(0.4, 2_000_000.0, &[])), [false, false]);
     assert_eq!(speak(&uncounted(3.0, 300_000.0, &[])), [false, true]);
+    // At least 2.5 in a read: that may be sixteen.
+    assert_eq!(speak(&uncounted(0.95, 900_000.0, &[])), [false, false]);
+    assert_eq!(speak(&uncounted(1.3, 700_000.0, &[])), [false, true]);
     // Replicas, an append-only file and the bus of a cluster take CPU for each command too.
     for besides in ["connected_slaves", "aof_enabled", "cluster_enabled"] {
         let facts = uncounted(9.0, 40_000.0, &[(besides, 1.0)]);

@@ -1,5 +1,7 @@
 //! Built-in commands, which a mix names without giving a template.
 
+use crate::template::Template;
+
 /// Ten keys of one slot, as a cluster wants it.
 const MSET: &str = "MSET {p}ten:{{{key}}}:0 {value} {p}ten:{{{key}}}:1 {value} {p}ten:{{{key}}}:2 {value} \
                     {p}ten:{{{key}}}:3 {value} {p}ten:{{{key}}}:4 {value} {p}ten:{{{key}}}:5 {value} \
@@ -39,6 +41,17 @@ pub const BUILT_IN: &[(&str, &str)] = &[
 /// Those that write nothing; of all others that is not known before the server was asked.
 pub const READS: &[&str] =
     &["GET", "EXISTS", "TTL", "STRLEN", "HGET", "HGETALL", "LRANGE", "SISMEMBER", "ZRANGE", "PUBLISH", "PING"];
+
+/// Positions of the keys of a command that is built in; none of others.
+pub fn keys_of(name: &str, template: &Template) -> Vec<usize> {
+    let is_built_in = BUILT_IN.iter().any(|(known, _)| *known == name) && template.name().eq_ignore_ascii_case(name);
+    match name {
+        _ if !is_built_in => Vec::new(),
+        "mset" => (1..template.arguments()).step_by(2).collect(),
+        "del" | "unlink" | "exists" => (1..template.arguments()).collect(),
+        _ => (1..template.arguments()).take(1).collect(),
+    }
+}
 
 /// Their names.
 pub fn built_in_names() -> impl Iterator<Item = &'static str> {

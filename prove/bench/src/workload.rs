@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
 use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
-use crate::built_in::{BUILT_IN, READS};
+use crate::built_in::{BUILT_IN, READS, keys_of};
 use crate::error::WorkloadError;
 use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
@@ -88,8 +88,8 @@ pub struct Command {
     pub writes: bool,
     /// Positions of its other keys.
     pub more_keys_at: Vec<usize>,
-    /// Whether there are no others.
-    pub knows_keys: bool,
+    /// What is known of its keys.
+    pub keys: KeysKnown,
     /// Whether it may wait for others.
     pub blocks: bool,
     /// Whether its reply is the value that `set` wrote.
@@ -98,24 +98,26 @@ pub struct Command {
     upto: f64,
 }
 
+/// What is known of a command's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeysKnown {
+    /// Where all of them are.
+    All,
+    /// Where some are.
+    Some,
+    /// Nothing: the server was not asked, and a key is likely to come first.
+    Guessed,
+}
+
 impl Command {
     /// As far as is known before a server was asked about it.
     fn new(name: String, template: Template, is_get: bool, upto: f64) -> Command {
-        let key_at = (template.arguments() > 1).then_some(1);
+        let mut keys_at = keys_of(&name, &template);
+        let keys = if keys_at.is_empty() { KeysKnown::Guessed } else { KeysKnown::All };
+        let more_keys_at = keys_at.split_off(keys_at.len().min(1));
+        let key_at = keys_at.first().copied().or((template.arguments() > 1).then_some(1));
         let writes = !READS.contains(&&*template.name());
-        let more_keys_at = Vec::new();
-        Command {
-            name,
-            template,
-            key_at,
-            more_keys_at,
-            knows_keys: true,
-            reads: false,
-            writes,
-            blocks: false,
-            is_get,
-            upto,
-        }
+        Command { name, template, key_at, more_keys_at, keys, reads: false, writes, blocks: false, is_get, upto }
     }
 }
 

@@ -169,14 +169,15 @@ fn together(tests: &[Test], logs: &Path, limit: Duration, groups: &Groups, stop:
     let is_left = !leftovers::end(&notes).is_empty();
     let is_told = std::fs::read(&notes).is_ok_and(|notes| !notes.is_empty());
     let counted = format!("test result: ok. {} passed; 0 failed; 0 ignored", tests.len());
-    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    let text = std::fs::read(&log).map_or_else(|_| String::new(), |log| String::from_utf8_lossy(&log).into_owned());
     let has_passed = matches!(ended, Ok(Some(status)) if status.success()) && text.contains(&counted);
     if is_left || is_told || !has_passed {
+        let failed = if has_passed { Vec::new() } else { failed_of(&text) };
         let again = |test: &Test| {
             let mut outcome = one(test, logs, limit, groups, stop);
-            if outcome.end == End::Passed && !has_passed && has_failed(&text, test) {
-                let log = log.display();
-                outcome.end = End::Failed(format!("passed by itself; failed with others in one process: {log}"));
+            if !outcome.interrupted() && !outcome.failed() && failed.contains(&name_of(test)) {
+                outcome.end = End::Failed("failed with others in one process, and not by itself".into());
+                outcome.log.clone_from(&log);
             }
             outcome
         };
@@ -195,17 +196,24 @@ fn together(tests: &[Test], logs: &Path, limit: Duration, groups: &Groups, stop:
     tests.iter().map(passed).collect()
 }
 
-/// Whether libtest says that it failed, or that it began and not how it ended.
-fn has_failed(text: &str, test: &Test) -> bool {
-    let name = test.arguments.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str);
-    let begun = format!("test {name} ... ");
-    text.match_indices(&begun).any(|(at, _)| !text[at + begun.len()..].starts_with("ok"))
+/// Those that libtest lists as failed; where it lists none (a crash, a test without an end), the last that began.
+fn failed_of(text: &str) -> Vec<&str> {
+    let listed = text.rsplit_once("\nfailures:\n").map_or("", |(_, listed)| listed);
+    let listed: Vec<&str> = listed.lines().map_while(|line| line.strip_prefix("    ")).collect();
+    if !listed.is_empty() {
+        return listed;
+    }
+    let begun = text.lines().rev().find_map(|line| line.strip_prefix("test ")?.split_once(" ... "));
+    begun.map(|(name, _)| name).into_iter().collect()
+}
+
+fn name_of(test: &Test) -> &str {
+    test.arguments.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str)
 }
 
 /// One call of the binary for all of them. `--exact` takes several names.
 fn all_of(tests: &[Test]) -> Test {
-    let names = tests.iter().flat_map(|test| test.arguments.iter().filter(|word| !word.starts_with('-')));
-    let mut arguments: Vec<String> = names.cloned().collect();
+    let mut arguments: Vec<String> = tests.iter().map(|test| name_of(test).to_string()).collect();
     arguments.extend(["--exact", "--include-ignored", "--test-threads=1"].map(String::from));
     let name = tests[0].program.file_name().unwrap_or_default().to_string_lossy();
     Test { id: format!("together.{name}"), arguments, ..tests[0].clone() }
@@ -236,6 +244,10 @@ fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &Atomic
     let stem = test.id.replace("::", ".");
     let (log, notes) = (logs.join(format!("{stem}.log")), logs.join(format!("{stem}.notes")));
     let _ = std::fs::remove_file(&notes);
+    if stop.load(Ordering::Relaxed) {
+        let (id, took, notes) = (test.id.clone(), Duration::ZERO, Vec::new());
+        return Outcome { id, end: End::Interrupted, took, notes, log, kind: test.kind };
+    }
     let ended = run(test, &log, &notes, limit, groups, stop);
     let left = leftovers::end(&notes);
     let mut notes: Vec<String> =
@@ -246,11 +258,18 @@ fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &Atomic
         Err(why) => End::Failed(format!("{why:#}")),
         Ok(None) => End::Failed(format!("not over after {} s, the limit of tests.toml", limit.as_secs())),
         Ok(Some(status)) if !status.success() => End::Failed(in_words(status)),
+        Ok(Some(_)) if test.kind != Kind::Program && !has_run(&log) => End::Failed("its binary did not run it".into()),
         Ok(Some(_)) => skipped.map_or(End::Passed, End::Skipped),
     };
     notes.retain(|n| !n.starts_with("skip: "));
     notes.extend(left.into_iter().map(|process| format!("left: {process} was still running and has been ended")));
     Outcome { id: test.id.clone(), end, took: begun.elapsed(), notes, log, kind: test.kind }
+}
+
+/// Whether libtest counted one test in this log.
+fn has_run(log: &Path) -> bool {
+    const COUNTED: &[u8] = b"test result: ok. 1 passed;";
+    std::fs::read(log).is_ok_and(|text| text.windows(COUNTED.len()).any(|there| there == COUNTED))
 }
 
 fn in_words(status: ExitStatus) -> String {
@@ -342,7 +361,7 @@ mod tests {
     fn scripted(script: &str) -> (Test, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let binary = dir.path().join("test.sh");
-        std::fs::write(&binary, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::write(&binary, format!("#!/bin/sh\necho 'test result: ok. 1 passed; 0 failed'\n{script}\n")).unwrap();
         let mut mode = std::fs::metadata(&binary).unwrap().permissions();
         std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
         std::fs::set_permissions(&binary, mode).unwrap();
@@ -367,8 +386,8 @@ mod tests {
     /// there; what stands in `note` is a note.
     const LIBTEST: &str = r#"echo x >> runs; n=0; cat note > $UNSLOW_TEST_NOTES 2> /dev/null
 for word; do case $word in -*) ;; *) n=$((n+1)); printf "test $word ... "
-    if test $# -gt 4 && test "$(cat bad 2> /dev/null)" = $word; then bad=yes; echo FAILED; else echo ok; fi;; esac; done
-test -n "$bad" && exit 101; echo "test result: ok. $n passed; 0 failed; 0 ignored""#;
+    if test $# -gt 4 && test "$(cat bad 2> /dev/null)" = $word; then bad=$word; echo FAILED; else echo ok; fi;; esac; done
+test -n "$bad" && { printf "\\nfailures:\\n    $bad\\n"; exit 101; }; echo "test result: ok. $n passed; 0 failed; 0 ignored""#;
 
     #[test]
     fn pure_tests_of_one_binary_run_together_and_by_themselves_where_one_fails() {
@@ -401,12 +420,17 @@ test -n "$bad" && exit 101; echo "test result: ok. $n passed; 0 failed; 0 ignore
         std::fs::write(at.join("bad"), "c").unwrap();
         let (runs, ends) = together();
         assert_eq!((runs, &ends[0], &ends[2]), (4, &End::Passed, &End::Passed));
-        assert!(matches!(&ends[1], End::Failed(why) if why.starts_with("passed by itself")), "{ends:?}");
+        assert!(matches!(&ends[1], End::Failed(why) if why.ends_with("not by itself")), "{ends:?}");
         // A binary that runs fewer than it was asked for has not passed all of them.
         let none = "#!/bin/sh\necho x >> runs\necho 'test result: ok. 0 passed; 0 failed; 0 ignored'\n";
         std::fs::write(&test.program, none).unwrap();
-        assert_eq!(together().0, 4);
-        assert!(has_failed("test c ... ", &all[1]) && !has_failed("test c ... ok", &all[1]));
+        let (runs, ends) = together();
+        assert!(runs == 4 && ends.iter().all(|end| matches!(end, End::Failed(_))), "{ends:?}");
+        let two =
+            "test a ... FAILED\ntest b ... noise\nok\n\nfailures:\n\n---- a ----\n\nfailures:\n    a\n\ntest result: F";
+        assert_eq!(failed_of(two), ["a"]);
+        assert_eq!(failed_of("test a ... ok\ntest b ... "), ["b"]);
+        assert_eq!(failed_of("test a ... ok\n\ntest result: ok. 1 passed"), ["a"], "it ended badly behind the last");
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!
 //! Seen when: at least half of the main thread's time is spent in the kernel, commands themselves take under 30 % of
 //! it, fewer than 4 commands arrive per read, and it uses over 70 % of a core; or over 50 %, if no connection is bound
-//! by its round trip.
+//! by its round trip. Before 6.0, which does not count reads, it is not seen where commands cost so little that two or
+//! more must share a read.
 //!
 //! Where it meets `no_pipelining`: both are the same habit, one command at a time. Up to 70 % busy, clients that wait
 //! for round trips lose latency, and that rule reports it; if they do not wait (many connections share the work, or one
@@ -54,7 +55,11 @@ impl Bound<'_> {
     fn of(node: &Node) -> Option<Bound<'_>> {
         let (user, sys) = node.cpu()?;
         let (cpu, inside, ops, depth) = (user + sys, node.inside_share()?, node.ops()?, Depth::of(node));
-        let few_at_a_time = depth.is_none_or(|d| d.commands() < 4.0);
+        let few_at_a_time = depth.is_none_or(|depth| match depth {
+            Depth::Counted(commands) => commands < 4.0,
+            // A bound from below: a batch of sixteen was taken for 2.5 or more.
+            Depth::AtLeast(commands) => commands < 2.0,
+        });
         let of_the_kernel = cpu > 0.0 && ops > 0.0 && sys / cpu >= 0.5 && inside / cpu < 0.3 && few_at_a_time;
         let busy = cpu > BUSY || (cpu > HALF && !no_pipelining::speaks(node));
         let is_bound = of_the_kernel && busy && !big_values::speaks(node);

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::route::look;
 use crate::settings::Settings;
 use crate::template::{Fill, Template};
-use crate::workload::{Spec, Workload};
+use crate::workload::{KeysKnown, Spec, Workload};
 
 /// The prefix of our keys, which no application should use.
 const OURS: &str = "unslow:";
@@ -125,9 +125,11 @@ impl Session {
                 let unlink = command.template.unlink(at);
                 unlink.filter(|template| self.workload.recording.is_none() && is_ours(template))
             };
-            let all: Vec<Option<Template>> =
-                command.key_at.iter().chain(&command.more_keys_at).map(|at| unlink(*at)).collect();
-            let is_whole = command.knows_keys && !all.is_empty() && all.iter().all(Option::is_some);
+            // What is guessed may be no key at all.
+            let is_known = command.keys != KeysKnown::Guessed;
+            let keys_at = command.key_at.iter().chain(&command.more_keys_at).filter(|_| is_known);
+            let all: Vec<Option<Template>> = keys_at.map(|at| unlink(*at)).collect();
+            let is_whole = command.keys == KeysKnown::All && !all.is_empty() && all.iter().all(Option::is_some);
             if !is_whole && !removed.stay.contains(&command.name) {
                 removed.stay.push(command.name.clone());
             }

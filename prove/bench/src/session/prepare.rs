@@ -15,7 +15,7 @@ use crate::route::look;
 use crate::servers::open;
 use crate::settings::{Model, ReadFrom, Settings};
 use crate::template::Fill;
-use crate::workload::{Command, Spec, Workload};
+use crate::workload::{Command, KeysKnown, Spec, Workload};
 
 impl Session {
     /// Whether these settings can be run at all, and are meant; asks no server.
@@ -267,14 +267,20 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
         let first = fields.get(3).and_then(Value::integer).unwrap_or(0);
         let number = |at: usize| fields.get(at).and_then(Value::integer).unwrap_or(0);
         let (last, step) = (number(4), number(5).max(1));
+        command.keys = if is("movablekeys") { KeysKnown::Some } else { KeysKnown::All };
         let mut keys_at: Vec<usize> = match name.as_str() {
             // Their keys are told by a count in the third argument.
             "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => {
                 command.writes |= !name.ends_with("_RO");
                 let words = command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
                 let count = words.get(2).and_then(|count| std::str::from_utf8(count).ok()?.parse::<i64>().ok());
-                command.knows_keys = count.is_some();
+                command.keys = if count.is_some() { KeysKnown::All } else { KeysKnown::Some };
                 (3..found.min(3 + count.unwrap_or(1))).map(|at| at as usize).collect()
+            }
+            // Its subcommands have the flags (7.0+).
+            "XGROUP" => {
+                command.writes = true;
+                (2..found.min(3)).map(|at| at as usize).collect()
             }
             _ if first > 0 => {
                 let last = if last < 0 { found + last } else { last.min(found - 1) };
