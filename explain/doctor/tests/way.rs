@@ -35,6 +35,32 @@ fn late_acks_within_the_machine_are_no_loss() {
     assert_eq!(answer(&alone(server("7.2.4", "")), "packet_loss"), Answered::Unknown);
 }
 
+/// TCP finds the speed of the path for a full copy by losing segments.
+#[test]
+fn what_a_full_copy_loses_is_no_packet_loss() {
+    let lossy = |host: &str| PeerSockets { retransmits: 3000, ..peer(host, 1, 100, 10_000) };
+    let copied = |first: &str, last: &str, copies: &str| {
+        let mut facts = with_sockets(vec![lossy("10.0.0.9")], 3);
+        let node = &mut facts.nodes[0];
+        for (sample, state, copies) in [(&mut node.first, first, "0"), (&mut node.last, last, copies)] {
+            let info = &mut sample.as_mut().expect("both").info.0;
+            info.insert("slave0".into(), format!("ip=10.0.0.9,port=6379,state={state},offset=1,lag=0"));
+            info.insert("sync_full".into(), copies.into());
+        }
+        facts
+    };
+    assert_eq!(answer(&copied("online", "online", "0"), "packet_loss"), Answered::Present);
+    for (first, last, copies) in
+        [("online", "send_bulk", "0"), ("wait_bgsave", "online", "0"), ("online", "online", "1")]
+    {
+        assert_eq!(answer(&copied(first, last, copies), "packet_loss"), Answered::NotHere, "{first} {last} {copies}");
+    }
+    // Clients elsewhere count as before.
+    let mut facts = copied("online", "send_bulk", "1");
+    facts.nodes[0].sockets = seen(vec![lossy("10.0.0.9"), lossy("10.0.0.8")]);
+    assert_eq!(answer(&facts, "packet_loss"), Answered::Present);
+}
+
 #[test]
 fn distance_is_the_smallest_of_many_round_trips() {
     let near = peer("10.0.0.8", 10, 60, 5000);

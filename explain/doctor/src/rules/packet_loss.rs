@@ -13,7 +13,8 @@
 //! disappeared (`dead_peers`), which answers on none of its connections; premature probes. The kernel retransmits the
 //! last segment when its ACK is late (a tail-loss probe), and a client that is short of CPU is late without any loss:
 //! sockets within the machine do not count, and without a single timeout on the machine it takes 1 % to be reported as
-//! loss.
+//! loss. Nor for the full copy of a replica: it is sent as fast as the path takes it, and TCP finds that speed by
+//! losing segments. Hosts of replicas that are being copied do not count.
 //!
 //! How to confirm: `nstat -az TcpRetransSegs TcpExtTCPTimeouts TcpExtTCPLossProbes TcpExtTCPDSACKRecv` twice: as many
 //! DSACKs as retransmissions means that nothing was lost.
@@ -55,8 +56,11 @@ struct Sent<'a> {
 
 impl Sent<'_> {
     fn of<'a>(facts: &'a Facts, node: &'a Node) -> Option<Sent<'a>> {
+        let copied = copied_to(node);
         // A peer that answers on no socket at all is away: nothing is lost on the way to it.
-        let counts = |p: &&PeerSockets| !is_local(node, &p.host) && p.unanswered < p.sockets.max(1);
+        let counts = |p: &&PeerSockets| {
+            !is_local(node, &p.host) && p.unanswered < p.sockets.max(1) && !copied.contains(&p.host)
+        };
         let peers: Vec<&PeerSockets> = node.sockets.value()?.iter().filter(counts).collect();
         let add = |count: fn(&PeerSockets) -> u64| peers.iter().fold(0u64, |sum, p| sum.saturating_add(count(p)));
         let (segments, again) = (add(|p| p.segments_out), add(|p| p.retransmits));
@@ -73,6 +77,14 @@ impl Sent<'_> {
         let least = if self.timeouts == Some(0) { SHARE_WITHOUT_TIMEOUTS } else { SHARE };
         self.again >= SEGMENTS && self.share >= least
     }
+}
+
+/// Hosts of replicas that were being copied: they were not online at one end of the window, or a copy began in it.
+fn copied_to(node: &Node) -> Vec<String> {
+    let has_begun = node.delta("sync_full").is_some_and(|copies| copies > 0.0);
+    let ends = [&node.first, &node.last].into_iter().flatten();
+    let replicas = ends.flat_map(|sample| sample.info.replicas());
+    replicas.filter(|(_, _, state, ..)| has_begun || state != "online").map(|(host, ..)| host).collect()
 }
 
 pub fn check(facts: &Facts) -> Verdict {
