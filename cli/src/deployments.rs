@@ -24,7 +24,7 @@ const NAME: &str = "unslow.toml";
 const VARIABLE: &str = "UNSLOW_CONFIG";
 /// A flag for ourselves: `--silences` is an `unslow.toml`, and this its deployment.
 pub const SILENCES_OF: &str = "--silences-of";
-/// Verbs whose command line gets a deployment's URL and flags in place of its name; others resolve the name with
+/// In the command lines of these verbs `@NAME` is replaced by the deployment's URL and flags. Other verbs call
 /// [`reached`].
 pub const VERBS: [&str; 6] = ["doctor", "keys", "top", "record", "bench", "watch"];
 /// Names become names of files.

@@ -166,7 +166,7 @@ fn columns(lines: &[&str], width: usize) -> String {
     };
     let shown = |row: &Vec<String>| {
         let mut cells = titles.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
-        // It goes on with the row before.
+        // This row continues the one before.
         if row.first().is_some_and(String::is_empty) {
             return cells.map(named).collect::<String>();
         }

@@ -234,10 +234,9 @@ fn open_window() -> Guard {
 
 impl Doctor {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        if let Some(file) = self.inventory.as_ref().filter(|_| output.exchange().is_none()) {
-            return inventory::run(self, file.as_deref(), output);
-        }
-        if output.format != Format::Text {
+        // A JSON inventory that fails has the document of every other verb.
+        let is_owed = output.format != Format::Text && (self.inventory.is_none() || output.exchange().is_some());
+        if is_owed {
             let url = match self.urls.first() {
                 Some(url) => without_password(url),
                 None if self.server.is_named() => self.first().map_or_else(|_| String::new(), |target| target.url()),

@@ -223,8 +223,8 @@ fn a_server_is_silent_for_its_threads_where_they_hold_the_machine() {
     let told = (found.id.as_str(), found.confidence, found.chain[0].id.as_str());
     assert_eq!(told, ("io_threads", Confidence::Likely, "node_hangs"));
     assert!(found.evidence.iter().all(|e| !e.value.contains("commands/s")), "{:?}", found.evidence);
-    // Others use the processors: strangers that are not listed, clients, a child of its own. What its main thread used
-    // is not known. It ran, and so was busy with something.
+    // Something else uses the processors: unlisted processes, clients, or a child process. The main thread's share is
+    // unknown. The server ran, so it was busy itself.
     let spoils: [fn(&mut Facts); 5] = [
         |facts| facts.hosts[0].processes[0].cpu_share = Some(0.45),
         |facts| {

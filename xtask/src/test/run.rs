@@ -109,7 +109,7 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
     let mut queue: Vec<(Need, Test)> = tests.into_iter().map(|t| (plan.need(&t), t)).collect();
     // Pure ones tell at once what is broken; what runs alone comes last, when nothing is left to wait for it.
     // Of those on servers the programs come first, since they take longest, and then those that the plan names.
-    let place = |need: Need, test: &Test| if need == Need::Servers { plan.place(test) } else { (0, 0) };
+    let place = |need: Need, test: &Test| if need == Need::Servers { plan.place(test) } else { 0 };
     let key = |(need, test): &(Need, Test)| (*need as u8, test.kind != Kind::Program, place(*need, test));
     queue.sort_by_key(key);
     let (total, done) = (queue.len(), AtomicUsize::new(0));
