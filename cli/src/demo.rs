@@ -299,20 +299,54 @@ fn closing(
         percent(before.server_cpu_share),
         percent(after.server_cpu_share),
     );
-    let verb = match (right, gone) {
-        (true, true) => "found",
-        (true, false) => "found, and still sees,",
-        (false, _) => "missed",
-    };
-    let _ = writeln!(
-        out,
-        "\nThe doctor {verb} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {}.",
-        rule(fault),
-        time_us(before.latency_us_p99.into()),
-        time_us(after.latency_us_p99.into()),
-        percent(before.server_cpu_share),
-        percent(after.server_cpu_share),
-        time_us(seconds * 1e6)
-    );
+    let verb = if right { "found" } else { "missed" };
+    let result = result(gone, before, after);
+    let _ = writeln!(out, "\nThe doctor {verb} {}; {result}, in {}.", rule(fault), time_us(seconds * 1e6));
     out
+}
+
+/// What the fix brought, as far as the application's figures show it. Some faults cost it nothing: they hurt others.
+fn result(gone: bool, before: &Seen, after: &Seen) -> String {
+    // Less than a tenth is what two windows of the same load differ by.
+    let has_fallen = |before: f64, after: f64| after < 0.9 * before;
+    let p99 = |seen: &Seen| time_us(seen.latency_us_p99.into());
+    let cpu = |seen: &Seen| percent(seen.server_cpu_share);
+    let mut fallen = Vec::new();
+    if has_fallen(before.latency_us_p99.into(), after.latency_us_p99.into()) {
+        fallen.push(format!("p99 from {} to {}", p99(before), p99(after)));
+    }
+    if has_fallen(before.server_cpu_share, after.server_cpu_share) {
+        fallen.push(format!("that master's CPU from {} to {} of a core", cpu(before), cpu(after)));
+    }
+    let unchanged = format!("the application's p99 was {} before and {} after", p99(before), p99(after));
+    match (gone, fallen.is_empty()) {
+        (true, false) => format!("the fix took {}", fallen.join(" and ")),
+        (true, true) => format!("it was gone after the fix, and {unchanged}"),
+        (false, _) => format!("it was still there after the fix, and {unchanged}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fix_that_took_nothing_from_the_application_is_not_said_to() {
+        let seen = |p99, cpu| Seen {
+            requests: 9861,
+            errors: 0,
+            latency_us_p50: 126,
+            latency_us_p99: p99,
+            latency_us_max: 4980,
+            server_cpu_share: cpu,
+        };
+        let said = |gone, before: (u32, f64), after: (u32, f64)| {
+            result(gone, &seen(before.0, before.1), &seen(after.0, after.1)).replace('\u{a0}', " ")
+        };
+        let same = said(true, (374, 0.071), (386, 0.075));
+        assert_eq!(same, "it was gone after the fix, and the application's p99 was 374 us before and 386 us after");
+        assert_eq!(said(true, (17_400, 0.14), (379, 0.14)), "the fix took p99 from 17.4 ms to 379 us");
+        assert!(said(true, (374, 0.5), (374, 0.1)).starts_with("the fix took that master's CPU from 50 % to 10 %"));
+        assert!(said(false, (17_400, 0.5), (379, 0.1)).starts_with("it was still there after the fix"));
+    }
 }
