@@ -275,6 +275,13 @@ pub struct PeerSockets {
     /// in it. `None` in facts of before this was kept.
     #[serde(default)]
     pub standing_bytes: Option<u64>,
+    /// Bytes that are on their way to the peer: sent and not acknowledged. `None` in facts of before this was kept.
+    #[serde(default)]
+    pub in_flight_bytes: Option<u64>,
+    /// On how many of the sockets, on average over the window, something waited to be sent or acknowledged. `None`
+    /// before Linux 4.9, and in facts of before this was kept.
+    #[serde(default)]
+    pub busy: Option<f64>,
     /// Bytes the peer has sent and the server not read.
     pub receive_queue_bytes: u64,
     /// Sockets that are held up because the peer's window is closed: it does not read.

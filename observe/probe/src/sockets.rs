@@ -26,6 +26,10 @@ pub struct TcpSocket {
     pub rtt_us: u32,
     pub retransmits: u32,
     pub segments_out: u32,
+    /// Bytes on their way: segments without an answer, of the largest size.
+    pub in_flight: u64,
+    /// For how long anything waited to be sent or acknowledged, in us. `None` before Linux 4.9.
+    pub busy_us: Option<u64>,
     pub peer_window: Option<u32>,
     /// How often the oldest segment without an answer, or a probe, was sent again.
     pub tries: u8,
@@ -96,6 +100,10 @@ fn dump(family: u8, states: StateFlags, extensions: ExtensionFlags, found: &mut 
                         let bytes = tcp_info?.get(offset..offset + 4)?;
                         Some(u32::from_ne_bytes(bytes.try_into().ok()?))
                     };
+                    let long = |offset: usize| {
+                        let bytes = tcp_info?.get(offset..offset + 8)?;
+                        Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+                    };
                     found.push(TcpSocket {
                         listening: h.state == 10, // TCP_LISTEN
                         local: (plain(h.socket_id.source_address), h.socket_id.source_port),
@@ -108,6 +116,8 @@ fn dump(family: u8, states: StateFlags, extensions: ExtensionFlags, found: &mut 
                         rtt_us: field(68).unwrap_or(0),
                         retransmits: field(100).unwrap_or(0),
                         segments_out: field(136).unwrap_or(0),
+                        in_flight: u64::from(field(24).unwrap_or(0)) * u64::from(field(16).unwrap_or(0)),
+                        busy_us: long(168),
                         peer_window: field(228),
                         // Since its last answer: segments sent again, and probes of a closed window or of a keepalive.
                         tries: byte(2).max(byte(3)),

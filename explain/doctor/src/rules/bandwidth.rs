@@ -6,14 +6,17 @@
 //!
 //! Seen when: on the server's machine, the data that waits unsent or unacknowledged on its sockets to clients on other
 //! machines, both as the window begins and as it ends, would take over 0.1 s, and over four round trips, to send at the
-//! rate of this window; these clients are reading (their windows are open); and the path shows it: the round trip is
-//! three times its own minimum, or 0.1 % of the segments are retransmitted. It is also reported, as a risk, when a
-//! network device of the machine carried over 80 % of its own speed in one direction, half of it for this server.
+//! rate of this window; these clients are reading (their windows are open); the path was in use for most of the
+//! window; and it shows that it is full: 0.1 % of the segments are retransmitted, or the round trip is three times its
+//! own minimum and explains the rate (what is on its way, sent once a round trip, is about what was sent). It is also
+//! reported, as a risk, when a network device of the machine carried over 80 % of its own speed in one direction, half
+//! of it for this server.
 //!
 //! Not to be taken for: clients that do not read (`not_your_redis`), whose windows are closed; loss without a queue
 //! (`packet_loss`); distance (`far_client`), where little is waiting; a server that cannot keep up (`big_values`,
 //! `kernel_bound`), whose main thread is busy while its sockets are empty; lagging replicas (`replica_lag`), which are
-//! left out here.
+//! left out here; a client that takes long to read replies of megabytes, over a path that is idle in between
+//! (`big_key`, `big_values`).
 //!
 //! How to confirm: `ss -tin sport = :6379` on the server's machine: Send-Q of many sockets, rtt far above minrtt;
 //! `sar -n DEV 1`; on EC2 `ethtool -S eth0 | grep allowance`. When requests fill the inbound direction, they wait in
@@ -41,6 +44,10 @@ const TRIPS: f64 = 4.0;
 /// What the path itself shows: the round trip beside its minimum, or the share of segments that were sent again.
 const LONGER: f64 = 3.0;
 const AGAIN: f64 = 0.001;
+/// What is on its way during one round trip, beside what was sent in that time: no more where the path is the limit.
+const FASTER: f64 = 4.0;
+/// A path that carries nothing for longer than the rest of the window is not full.
+const IN_USE: f64 = 0.8;
 /// Below this rate nothing says how fast the queue moves, in bytes a second.
 const LEAST: f64 = 100_000.0;
 /// Of a device's speed, and of what it carries.
@@ -86,16 +93,24 @@ impl Queue<'_> {
     /// Whether the path of those with most of what waits shows that it is full.
     fn is_of_the_path(&self) -> bool {
         let shows = |p: &&&PeerSockets| {
-            let longer = p.min_rtt_us_p50 > 0 && f64::from(p.rtt_us_p50) >= LONGER * f64::from(p.min_rtt_us_p50);
+            let (trip_us, least_us) = (f64::from(p.rtt_us_p50), f64::from(p.min_rtt_us_p50));
+            // Acknowledged this fast, what waits has got through the path: it is the reader that takes its time.
+            let pace = p.in_flight_bytes.map_or(0.0, |bytes| bytes as f64 / (trip_us / 1e6).max(1e-6));
+            let longer = least_us > 0.0 && trip_us >= LONGER * least_us && pace <= FASTER * self.rate;
             longer || p.retransmits as f64 >= AGAIN * p.segments_out.max(1) as f64
         };
         let shown: f64 = self.peers.iter().filter(shows).map(|p| standing(p)).sum();
         shown > HALF * self.bytes
     }
 
+    /// Whether something was on the way to its clients most of the time, or nothing says how long.
+    fn is_in_use(&self) -> bool {
+        self.peers.iter().map(|p| p.busy).sum::<Option<f64>>().is_none_or(|sockets| sockets >= IN_USE)
+    }
+
     fn stands(&self) -> bool {
         let waits = self.wait_s() >= WAIT_S.max(TRIPS * self.trip_s());
-        self.rate >= LEAST && waits && self.is_of_the_path() && is_used(self.node)
+        self.rate >= LEAST && waits && self.is_in_use() && self.is_of_the_path() && is_used(self.node)
     }
 
     /// Share of the clients' connections that it holds up.
@@ -272,6 +287,8 @@ mod tests {
             rtt_us_p50: 180_000,
             segments_out: 17_000,
             send_queue_bytes: 750_000,
+            in_flight_bytes: Some(450_000),
+            busy: Some(7.9),
             ..PeerSockets::default()
         };
         change(&mut peer);
@@ -293,9 +310,14 @@ mod tests {
     #[test]
     fn look_alikes_are_left_alone() {
         type Change = fn(&mut PeerSockets);
-        let cases: [(&str, Change); 7] = [
+        let cases: [(&str, Change); 9] = [
             ("a reply on its way", |p| p.send_queue_bytes = 100_000),
             ("a burst of replies as the window ends", |p| p.standing_bytes = Some(0)),
+            ("a large reply now and then, on its way at both looks", |p| p.busy = Some(0.5)),
+            // What is acknowledged once in 90 us would be 700 MB/s.
+            ("clients that are slow to read large replies", |p| {
+                (p.rtt_us_p50, p.min_rtt_us_p50, p.in_flight_bytes) = (90, 20, Some(64_000));
+            }),
             ("clients that do not read", |p| p.window_closed = 1),
             ("clients that read slowly, over an empty path", |p| p.rtt_us_p50 = 400),
             ("a client on another continent", |p| (p.min_rtt_us_p50, p.rtt_us_p50) = (150_000, 460_000)),

@@ -133,8 +133,16 @@ fn is_unanswered(socket: &TcpSocket) -> bool {
     socket.tries >= 3 && socket.quiet_ms >= 3000
 }
 
-/// The sockets of one server by peer address; `before` as the window began.
-pub fn by_peer(before: &[TcpSocket], sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets> {
+/// The socket table as a window of `window_s` seconds began, and as it ended, with what its counters grew by.
+pub struct InWindow<'a> {
+    pub before: &'a [TcpSocket],
+    pub sockets: &'a [TcpSocket],
+    pub window_s: f64,
+}
+
+/// The sockets of one server by peer address.
+pub fn by_peer(seen: &InWindow<'_>, listened: &[Listened]) -> Vec<PeerSockets> {
+    let InWindow { before, sockets, window_s } = *seen;
     let own = |s: &TcpSocket| {
         let here = |(ip, port): &Listened| *port == s.local.1 && (ip.is_unspecified() || *ip == s.local.0);
         !s.listening && listened.iter().any(here)
@@ -166,6 +174,12 @@ pub fn by_peer(before: &[TcpSocket], sockets: &[TcpSocket], listened: &[Listened
                 segments_out: group.iter().map(|s| u64::from(s.segments_out)).sum(),
                 send_queue_bytes,
                 standing_bytes: Some(send_queue_bytes.min(waited.get(&ip).copied().unwrap_or(0))),
+                in_flight_bytes: Some(group.iter().map(|s| s.in_flight).sum()),
+                busy: group
+                    .iter()
+                    .map(|s| s.busy_us)
+                    .sum::<Option<u64>>()
+                    .map(|us| us as f64 / 1e6 / window_s.max(0.001)),
                 receive_queue_bytes: group.iter().map(|s| u64::from(s.receive_queue)).sum(),
                 window_closed: group.iter().filter(|s| s.send_queue > 0 && s.peer_window == Some(0)).count() as u32,
                 unanswered: group.iter().filter(|s| is_unanswered(s)).count() as u32,
@@ -202,6 +216,8 @@ pub mod tests {
             rtt_us: 0,
             retransmits: 0,
             segments_out: 0,
+            in_flight: 0,
+            busy_us: None,
             peer_window: None,
             tries: 0,
             quiet_ms: 0,
@@ -216,6 +232,8 @@ pub mod tests {
             rtt_us,
             retransmits: 1,
             segments_out: 10,
+            in_flight: 1448,
+            busy_us: Some(500_000),
             ..socket(local, peer)
         };
         let sockets = [
@@ -238,14 +256,16 @@ pub mod tests {
             TcpSocket { send_queue: 3, ..client("10.0.0.1:6379", "10.0.0.7:1003", None, 0) },
             TcpSocket { send_queue: 9, ..client("10.0.0.1:6380", "10.0.0.7:1004", None, 0) },
         ];
-        let all = by_peer(&before, &sockets, &[at("0.0.0.0:6379")]);
+        let seen = |before| InWindow { before, sockets: &sockets, window_s: 2.0 };
+        let all = by_peer(&seen(&before), &[at("0.0.0.0:6379")]);
         let [near, far] = &all[..] else { panic!("{all:?}") };
         assert_eq!((near.host.as_str(), near.sockets, near.retransmits, near.segments_out), ("10.0.0.7", 4, 4, 40));
         assert_eq!((near.min_rtt_us, near.min_rtt_us_p50, near.rtt_us_p50), (100, 200, 800));
         assert_eq!((near.send_queue_bytes, near.window_closed, far.window_closed), (5, 1, 0));
         assert_eq!((near.standing_bytes, far.standing_bytes), (Some(3), Some(0)));
+        assert_eq!((near.in_flight_bytes, near.busy), (Some(4 * 1448), Some(1.0)));
         assert_eq!((near.unanswered, far.unanswered, far.unanswered_ms), (0, 1, 9000));
-        let one_address = by_peer(&[], &sockets, &[at("10.0.0.2:6379")]);
+        let one_address = by_peer(&seen(&[]), &[at("10.0.0.2:6379")]);
         assert_eq!(one_address.iter().map(|p| (p.host.as_str(), p.sockets)).collect::<Vec<_>>(), [("10.0.0.7", 1)]);
     }
 
@@ -282,7 +302,10 @@ pub mod tests {
             socket("10.0.0.5:16379", "10.9.0.3:1000"),
             socket("10.0.0.6:6379", "10.9.0.4:1000"),
         ];
-        let hosts: Vec<String> = by_peer(&[], &sockets, &listened).into_iter().map(|p| p.host).collect();
+        let hosts: Vec<String> = by_peer(&InWindow { before: &[], sockets: &sockets, window_s: 2.0 }, &listened)
+            .into_iter()
+            .map(|p| p.host)
+            .collect();
         assert_eq!(hosts, ["10.9.0.1", "10.9.0.2", "127.0.0.1"]);
         assert_eq!(ss(&listened), "ss -tin sport = :6379 or sport = :6380");
     }

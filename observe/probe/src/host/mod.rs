@@ -30,7 +30,7 @@ use unslow_facts::{Gap, Host, Lack, Node, Rtt, Seen};
 
 use crate::now_ms;
 use crate::sockets::{self, TcpSocket};
-use addresses::{Listened, by_peer, is_bus_of, local_ips, of_process, of_settings, port_of, resolve, ss};
+use addresses::{InWindow, Listened, by_peer, is_bus_of, local_ips, of_process, of_settings, port_of, resolve, ss};
 use cgroups::Mounts;
 use processes::{Listener, Task, is_another, listeners, observers, sent_info, socket_inodes, tasks};
 
@@ -72,6 +72,7 @@ impl Watch {
             Ok(sockets) => (&sockets[..], None),
             Err(e) => (&[][..], Some(e)),
         };
+        let seen = InWindow { before: &self.sockets, sockets, window_s: host.window_s };
         let here = Here { sockets, listeners: listeners(sockets), local: local_ips() };
         let there = elsewhere::servers();
         let drops = sockets::listen_drops();
@@ -82,7 +83,7 @@ impl Watch {
             let pid = match found {
                 Found::Here(pid, listened) => {
                     queues = listened.as_ref().map_or(Vec::new(), |at| self.queues.second(sockets, &drops, at));
-                    node.sockets = seen_sockets(&self.sockets, sockets, refused, listened);
+                    node.sockets = seen_sockets(&seen, refused, listened);
                     pid
                 }
                 Found::Elsewhere(pid) => {
@@ -137,6 +138,8 @@ impl Watch {
             if let Some(before) = before.get(&(socket.local, socket.peer)) {
                 socket.retransmits = socket.retransmits.saturating_sub(before.retransmits);
                 socket.segments_out = socket.segments_out.saturating_sub(before.segments_out);
+                let begun = before.busy_us.unwrap_or(0);
+                socket.busy_us = socket.busy_us.map(|us| us.saturating_sub(begun));
             }
         }
         Ok(sockets)
@@ -233,8 +236,7 @@ fn by_process_id(node: &Node) -> Option<u32> {
 }
 
 fn seen_sockets(
-    before: &[TcpSocket],
-    sockets: &[TcpSocket],
+    seen: &InWindow<'_>,
     refused: Option<&std::io::Error>,
     listened: Result<Vec<Listened>, Gap>,
 ) -> Seen<Vec<unslow_facts::PeerSockets>> {
@@ -245,7 +247,7 @@ fn seen_sockets(
             "run it as root, outside a sandbox",
         )),
         (None, Err(gap)) => Seen::No(gap),
-        (None, Ok(listened)) => Seen::yes(by_peer(before, sockets, &listened), ss(&listened), now_ms()),
+        (None, Ok(listened)) => Seen::yes(by_peer(seen, &listened), ss(&listened), now_ms()),
     }
 }
 
