@@ -463,6 +463,11 @@ fn names(server: &Server) -> Vec<String> {
     names
 }
 
+/// Writes of every kind: a key, several, those of a script, of a group, of an option.
+const RECORDED: &str = "SET a 1\nSET 'b c' 2\nGET d\nMSET {e}1 1 {e}2 2\nSADD g 3 2 1\nSORT g STORE {g}sorted\n\
+                        EVAL \"return redis.call('SET', KEYS[2], 1)\" 2 {h}1 {h}2\nXGROUP CREATE i workers $ MKSTREAM\n\
+                        XREADGROUP GROUP workers me STREAMS i >\nZADD {j}1 1 a\nZUNIONSTORE {j}2 1 {j}1\n";
+
 #[test]
 fn keys_that_it_wrote_are_removed_unless_they_are_to_stay() {
     let server = standalone("valkey-9.1");
@@ -487,6 +492,11 @@ fn keys_that_it_wrote_are_removed_unless_they_are_to_stay() {
     let left = names(&server);
     assert!(!left.is_empty() && left.iter().all(|name| name.starts_with("n:")), "{left:?}");
     server.connect().unwrap().call(&["FLUSHALL"]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("recorded.txt");
+    std::fs::write(&path, RECORDED).unwrap();
+    bench(&url, &["--replay", path.to_str().unwrap()]);
+    assert!(names(&server).is_empty(), "{:?}", names(&server));
     bench(&url, &["--requests", "300", "--mix", "set=1", "--keys", "50", "--keep-keys"]);
     let kept = names(&server);
     assert!(!kept.is_empty() && kept.iter().all(|name| name.starts_with("unslow:")), "{kept:?}");
@@ -496,6 +506,7 @@ fn keys_that_it_wrote_are_removed_unless_they_are_to_stay() {
 
     let cluster = steady("valkey-9.1");
     bench(&cluster.url(), &["--requests", "3000", "--mix", "get=1,set=1"]);
+    bench(&cluster.url(), &["--replay", path.to_str().unwrap()]);
     until("replicas to have removed them too", || cluster.nodes.iter().all(|server| names(server).is_empty()));
 }
 
@@ -516,6 +527,13 @@ fn keys_of_others_are_asked_about_and_never_removed() {
     assert_eq!(names(&server).len(), 3);
     bench(&url, &["--requests", "300", "--mix", "set=1", "--yes"]);
     assert_eq!(names(&server).len(), 3, "its own are removed, those of others stay");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("recorded.txt");
+    std::fs::write(&path, "SET users:1 b\nSET unslow:1 b\nGET users:2\n").unwrap();
+    let mut run = command(&["bench", &url, "--yes", "--replay", path.to_str().unwrap()]);
+    let told = run.args(PATIENT).output().unwrap();
+    assert!(stderr(&told).contains("keys that set wrote stay there"), "{}", stderr(&told));
+    assert!(names(&server).iter().any(|name| name == "users:1") && names(&server).len() == 4);
     // In another database, and where it may not be asked.
     c.call(&["FLUSHALL"]).unwrap();
     c.call(&["SELECT", "3"]).unwrap();

@@ -12,11 +12,13 @@
 
 mod arrivals;
 mod built_in;
+mod command;
 mod compare;
 mod danger;
 mod doubts;
 mod error;
 mod export;
+mod places;
 mod replay;
 mod report;
 mod route;

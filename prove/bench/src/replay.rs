@@ -2,12 +2,14 @@
 //!
 //! A MONITOR line is `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`; its time is kept, so that the stream can be
 //! replayed at its own pace. Commands that would change what the connection is (MULTI, SUBSCRIBE, MONITOR, SELECT, AUTH
-//! ...) are left out and counted: in a recording many connections are one stream.
+//! ...) are left out and counted: in a recording many connections are one stream. So are the commands that scripts have
+//! called (`[0 lua]`), which follow from the calls of these scripts.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use unslow_resp::{split_words, write_command};
+use unslow_resp::{Frame, split_words, write_command};
 use unslow_topology::slot_of;
 
 use crate::danger::dangerous;
@@ -90,14 +92,15 @@ impl Recording {
             if line.is_empty() || line.starts_with('#') || line == "OK" {
                 continue;
             }
-            let (time, command) = monitored(line).map_or((None, line), |(t, c)| (Some(t), c));
+            let monitored = monitored(line);
+            let (time, command) = monitored.map_or((None, line), |m| (Some(m.us), m.command));
             let bad = |why: String| BadRecording::Words { line: i + 1, why };
             let words = split_words(command).map_err(|e| bad(e.to_string()))?;
             let Some(name) = words.first().map(|w| String::from_utf8_lossy(w).to_uppercase()) else { continue };
             if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
                 return Err(BadRecording::Name { line: i + 1, name: name.chars().take(40).collect() });
             }
-            if LEFT_OUT.contains(&name.as_str()) {
+            if LEFT_OUT.contains(&name.as_str()) || monitored.is_some_and(|m| m.is_inside_script) {
                 out.left_out += 1;
                 continue;
             }
@@ -161,20 +164,59 @@ impl Recording {
         self.get(seq).kind
     }
 
+    /// The words of command `seq`.
+    fn words(&self, seq: u64) -> Vec<&[u8]> {
+        Frame::new(self.bytes(seq)).items().map(|word| word.text()).collect()
+    }
+
+    /// What removes keys of this recording, each once: those that `keys_of` finds, given a command's kind and words.
+    /// `None` where there are none.
+    pub(crate) fn unlinks(&self, keys_of: impl Fn(u16, &[&[u8]]) -> Vec<usize>) -> Option<Recording> {
+        let mut known: HashSet<&[u8]> = HashSet::new();
+        for seq in 0..self.commands() {
+            let words = self.words(seq);
+            known.extend(keys_of(self.kind(seq), &words).into_iter().filter_map(|at| words.get(at)));
+        }
+        let (mut bytes, mut recorded) = (Vec::new(), Vec::new());
+        for key in known {
+            let at = bytes.len();
+            write_command(&mut bytes, &[b"UNLINK", key]);
+            let len = (bytes.len() - at) as u32;
+            recorded.push(Recorded { at, len, slot: Some(slot_of(key)), kind: 0, due_ns: 0 });
+        }
+        let names = vec!["UNLINK".to_string()];
+        (!recorded.is_empty()).then_some(Recording {
+            bytes,
+            recorded,
+            names,
+            left_out: 0,
+            timed: false,
+            dangerous: None,
+        })
+    }
+
     fn get(&self, seq: u64) -> &Recorded {
         &self.recorded[(seq % self.commands()) as usize]
     }
 }
 
-/// Time in microseconds and the command of a MONITOR line.
-fn monitored(line: &str) -> Option<(u64, &str)> {
+/// A line of MONITOR.
+#[derive(Clone, Copy)]
+struct Monitored<'a> {
+    us: u64,
+    is_inside_script: bool,
+    command: &'a str,
+}
+
+fn monitored(line: &str) -> Option<Monitored<'_>> {
     let (time, rest) = line.split_once(' ')?;
     let (seconds, micros) = time.trim_start_matches('+').split_once('.')?;
     let rest = rest.strip_prefix('[')?;
-    let (_, command) = rest.split_once("] ")?;
+    let (client, command) = rest.split_once("] ")?;
     // MONITOR writes six digits; `.5` would be five microseconds or half a second.
     let micros: u64 = micros.parse().ok().filter(|_| micros.len() == 6)?;
-    Some((seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(micros)?, command))
+    let us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(micros)?;
+    Some(Monitored { us, is_inside_script: client.ends_with(" lua"), command })
 }
 
 /// The first key, for the usual places of it.
@@ -200,15 +242,33 @@ mod tests {
 
     #[test]
     fn reads_what_monitor_writes() {
-        let text = "OK\n1700000000.000100 [0 127.0.0.1:5] \"GET\" \"a b\"\n1700000001.000100 [0 lua] \"set\" \"k\" \
-                    \"\\x00\\\"\"\n1700000001.500000 [0 x] \"MULTI\"\n";
+        let text = "OK\n1700000000.000100 [0 127.0.0.1:5] \"GET\" \"a b\"\n1700000001.000100 [0 x] \"set\" \"k\" \
+                    \"\\x00\\\"\"\n1700000001.500000 [0 x] \"MULTI\"\n\
+                    1700000001.600000 [0 lua] \"INCR\" \"once\"\n";
         let recording = Recording::read(text.as_bytes()).unwrap();
-        assert_eq!((recording.commands(), recording.left_out, recording.timed), (2, 1, true));
+        assert_eq!((recording.commands(), recording.left_out, recording.timed), (2, 2, true));
         assert_eq!(recording.bytes(0), b"*2\r\n$3\r\nGET\r\n$3\r\na b\r\n");
         assert_eq!(recording.bytes(1), b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n$2\r\n\0\"\r\n");
         assert_eq!(recording.due_ns(1), 1_000_000_000);
         assert!(recording.due_ns(2) > recording.due_ns(1), "the second round comes behind the first");
         assert_eq!(recording.slot(1), Some(slot_of(b"k")));
+    }
+
+    #[test]
+    fn what_removes_its_keys_has_each_of_them_once() {
+        let recording = Recording::read(&b"SET a 1\nGET b\nSET a 2\nMSET c 1 'd e' 2\nSET\n"[..]).unwrap();
+        let kinds = recording.names().to_vec();
+        let written = recording.unlinks(|kind, _| match kinds[usize::from(kind)].as_str() {
+            "SET" => vec![1],
+            "MSET" => vec![1, 3],
+            _ => Vec::new(),
+        });
+        let unlinks = written.unwrap();
+        let mut keys: Vec<&[u8]> = (0..unlinks.commands()).map(|seq| unlinks.words(seq)[1]).collect();
+        keys.sort_unstable();
+        assert_eq!((keys, unlinks.words(0)[0]), (vec![&b"a"[..], b"c", b"d e"], &b"UNLINK"[..]));
+        assert_eq!(unlinks.slot(0), Some(slot_of(unlinks.words(0)[1])));
+        assert!(recording.unlinks(|_, _| Vec::new()).is_none());
     }
 
     #[test]

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
 use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
-use crate::built_in::{BUILT_IN, READS, keys_of};
+use crate::built_in::{BUILT_IN, READS};
+use crate::command::Command;
 use crate::error::WorkloadError;
 use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
@@ -70,54 +71,6 @@ impl Default for Spec {
             preload: None,
             seed: 1,
         }
-    }
-}
-
-/// One kind of request.
-#[derive(Clone, Debug)]
-pub struct Command {
-    /// As in the mix.
-    pub name: String,
-    /// Its bytes.
-    pub template: Template,
-    /// Position of its first key; `None` where it has none.
-    pub key_at: Option<usize>,
-    /// Whether replicas may answer it.
-    pub reads: bool,
-    /// Whether it writes keys, or may.
-    pub writes: bool,
-    /// Positions of its other keys.
-    pub more_keys_at: Vec<usize>,
-    /// What is known of its keys.
-    pub keys: KeysKnown,
-    /// Whether it may wait for others.
-    pub blocks: bool,
-    /// Whether its reply is the value that `set` wrote.
-    is_get: bool,
-    /// Share of requests up to and with this one.
-    upto: f64,
-}
-
-/// What is known of a command's keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeysKnown {
-    /// Where all of them are.
-    All,
-    /// Where some are.
-    Some,
-    /// Nothing: the server was not asked, and a key is likely to come first.
-    Guessed,
-}
-
-impl Command {
-    /// As far as is known before a server was asked about it.
-    fn new(name: String, template: Template, is_get: bool, upto: f64) -> Command {
-        let mut keys_at = keys_of(&name, &template);
-        let keys = if keys_at.is_empty() { KeysKnown::Guessed } else { KeysKnown::All };
-        let more_keys_at = keys_at.split_off(keys_at.len().min(1));
-        let key_at = keys_at.first().copied().or((template.arguments() > 1).then_some(1));
-        let writes = !READS.contains(&&*template.name());
-        Command { name, template, key_at, more_keys_at, keys, reads: false, writes, blocks: false, is_get, upto }
     }
 }
 
@@ -234,6 +187,12 @@ impl Workload {
         )?;
         workload.multi = 0; // the keys of the blocks, one by one
         Ok(workload)
+    }
+
+    /// Recorded commands, each once.
+    pub fn of_recording(recording: Recording, spec: &Spec) -> Result<Workload, WorkloadError> {
+        let commands = recorded_commands(&recording);
+        Ok(Workload { commands, recording: Some(recording), ..Workload::preload(spec)? })
     }
 
     /// Seed of all that is drawn.
@@ -386,7 +345,10 @@ fn own_templates(spec: &Spec, sha: Option<&str>) -> Result<Vec<(String, Template
 /// The kinds of commands in a recording. Their bytes are the recording's.
 fn recorded_commands(recording: &Recording) -> Vec<Command> {
     let ping = Template::parse("PING", None).expect("a plain command");
-    let of = |name: &String| Command::new(name.to_lowercase(), ping.clone(), false, 1.0);
+    let of = |name: &String| Command {
+        writes: !READS.contains(&name.as_str()),
+        ..Command::new(name.to_lowercase(), ping.clone(), false, 1.0)
+    };
     recording.names().iter().map(of).collect()
 }
 

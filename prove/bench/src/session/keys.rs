@@ -1,5 +1,6 @@
 //! Keys of others, which load would harm, before it; and keys of our own, after it.
 
+use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -8,11 +9,13 @@ use unslow_topology::Info;
 
 use super::Session;
 use super::prepare::open_masters;
-use crate::error::Error;
+use crate::error::{Error, WorkloadError};
+use crate::places::KeysKnown;
+use crate::replay::Recording;
 use crate::route::look;
 use crate::settings::Settings;
 use crate::template::{Fill, Template};
-use crate::workload::{KeysKnown, Spec, Workload};
+use crate::workload::{Spec, Workload};
 
 /// The prefix of our keys, which no application should use.
 const OURS: &str = "unslow:";
@@ -57,6 +60,15 @@ impl Held {
         let away = topology.masters().count().saturating_sub(masters.len());
         let least = if away > 0 { Held::Away { masters: away } } else { Held::Nothing };
         Ok(masters.iter_mut().map(of_one).fold(least, worse))
+    }
+
+    /// Whether a run may remove a key that it has written there; `begins` tells whether the key's name begins so.
+    fn is_ours(&self, begins: impl Fn(&[u8]) -> bool) -> bool {
+        match self {
+            Held::Nothing => true,
+            Held::Ours => false,
+            _ => begins(OURS.as_bytes()),
+        }
     }
 
     fn rank(&self) -> u8 {
@@ -105,33 +117,58 @@ pub struct Removed {
     pub failed: Option<String>,
 }
 
+impl Removed {
+    fn stays(&mut self, name: &str) {
+        if !self.stay.iter().any(|known| known == name) {
+            self.stay.push(name.into());
+        }
+    }
+}
+
 impl Session {
     /// Removes the keys that the preload and the runs wrote. `before` is what was there before them: a key that does
     /// not begin with `unslow:` is removed only where there was nothing, and none at all where an earlier benchmark has
     /// left its own.
     pub fn remove_keys(&self, before: &Held) -> Removed {
         let mut removed = Removed::default();
-        let is_ours = |template: &Template| match before {
-            Held::Nothing => true,
-            Held::Ours => false,
-            _ => template.begins(1, OURS.as_bytes()),
-        };
+        let (templates, recorded) = (self.written(before, &mut removed), self.recorded(before, &mut removed));
+        let mut all: Vec<Result<Workload, WorkloadError>> = Vec::new();
+        all.extend(templates.into_iter().map(|template| {
+            let mut workload = Workload::preload(&self.one_byte())?;
+            workload.commands.iter_mut().for_each(|command| command.template = template.clone());
+            Ok(workload)
+        }));
+        all.extend(recorded.map(|recorded| Workload::of_recording(recorded, &self.one_byte())));
+        // The signal that ended the runs does not end this; one that comes now does.
+        let (was_asked, until) = (self.guard.asked(), Instant::now() + REMOVE_FOR);
+        for workload in all {
+            let length = until.saturating_duration_since(Instant::now());
+            let failed = match workload {
+                Ok(workload) => self.unlink(workload, before, was_asked, length),
+                Err(e) => Some(e.to_string()),
+            };
+            removed.failed = removed.failed.or(failed);
+        }
+        removed
+    }
+
+    /// What removes the keys of commands that were drawn.
+    fn written(&self, before: &Held, removed: &mut Removed) -> Vec<Template> {
         let mut templates: Vec<Template> = Vec::new();
         let preloaded = (self.preloaded > 0).then(|| Workload::preload(&self.settings.spec).ok()).flatten();
-        let preloading = preloaded.iter().flat_map(|workload| &workload.commands).map(|command| (command, true));
-        let running = self.workload.commands.iter().map(|command| (command, command.writes));
-        for (command, _) in preloading.chain(running).filter(|(_, writes)| *writes) {
-            let unlink = |at: usize| {
-                let unlink = command.template.unlink(at);
-                unlink.filter(|template| self.workload.recording.is_none() && is_ours(template))
-            };
+        let preloading = preloaded.iter().flat_map(|workload| &workload.commands);
+        let drawn = self.workload.recording.is_none();
+        let running = self.workload.commands.iter().filter(|command| drawn && command.writes);
+        for command in preloading.chain(running) {
+            let is_ours = |template: &Template| before.is_ours(|prefix| template.begins(1, prefix));
             // What is guessed may be no key at all.
             let is_known = command.keys != KeysKnown::Guessed;
             let keys_at = command.key_at.iter().chain(&command.more_keys_at).filter(|_| is_known);
-            let all: Vec<Option<Template>> = keys_at.map(|at| unlink(*at)).collect();
+            let all: Vec<Option<Template>> =
+                keys_at.map(|at| command.template.unlink(*at).filter(|template| is_ours(template))).collect();
             let is_whole = command.keys == KeysKnown::All && !all.is_empty() && all.iter().all(Option::is_some);
-            if !is_whole && !removed.stay.contains(&command.name) {
-                removed.stay.push(command.name.clone());
+            if !is_whole {
+                removed.stays(&command.name);
             }
             for unlink in all.into_iter().flatten() {
                 if !templates.iter().any(|known| same(known, &unlink)) {
@@ -139,24 +176,41 @@ impl Session {
                 }
             }
         }
-        // The signal that ended the runs does not end this; one that comes now does.
-        let (was_asked, until) = (self.guard.asked(), Instant::now() + REMOVE_FOR);
-        for template in templates {
-            let failed = self.unlink(template, before, was_asked, until.saturating_duration_since(Instant::now()));
-            removed.failed = removed.failed.or(failed);
-        }
-        removed
+        templates
+    }
+
+    /// What removes the keys of commands that were recorded.
+    fn recorded(&self, before: &Held, removed: &mut Removed) -> Option<Recording> {
+        let recording = self.workload.recording.as_ref()?;
+        let staying = RefCell::new(removed);
+        recording.unlinks(|kind, words| {
+            let Some(command) = self.workload.commands.get(usize::from(kind)).filter(|command| command.writes) else {
+                return Vec::new();
+            };
+            let (mut keys_at, known) =
+                command.places.map_or((Vec::new(), KeysKnown::Guessed), |places| places.among(words));
+            let found = keys_at.len();
+            keys_at.retain(|at| words.get(*at).is_some_and(|key| before.is_ours(|prefix| key.starts_with(prefix))));
+            if known != KeysKnown::All || keys_at.len() < found {
+                staying.borrow_mut().stays(&command.name);
+            }
+            keys_at
+        })
+    }
+
+    /// Nothing of what is sent to remove keys is a value.
+    fn one_byte(&self) -> Spec {
+        Spec { value_size: "1".into(), ..self.settings.spec.clone() }
     }
 
     /// What went wrong, if something did.
-    fn unlink(&self, template: Template, before: &Held, was_asked: bool, length: Duration) -> Option<String> {
-        let keys = if template.has_key() { self.settings.spec.keys } else { 1 };
-        let spec = Spec { value_size: "1".into(), ..self.settings.spec.clone() };
-        let mut workload = match Workload::preload(&spec) {
-            Ok(workload) => workload,
-            Err(e) => return Some(e.to_string()),
+    fn unlink(&self, workload: Workload, before: &Held, was_asked: bool, length: Duration) -> Option<String> {
+        let has_key = workload.commands.iter().any(|command| command.template.has_key());
+        let keys = match &workload.recording {
+            Some(recording) => recording.commands(),
+            None if has_key => self.settings.spec.keys,
+            None => 1,
         };
-        workload.commands.iter_mut().for_each(|command| command.template = template.clone());
         let mut session = self.of_every_key(workload, keys, length);
         if !matches!(before, Held::Nothing) {
             // Beside the work of others.

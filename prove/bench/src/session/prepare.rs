@@ -9,13 +9,15 @@ use unslow_topology::{Info, Node, Topology};
 
 use super::room::{Needs, make_room};
 use super::{Progress, Session, guarded};
+use crate::command::Command;
 use crate::danger::{dangerous, in_script};
 use crate::error::{Error, Interrupted, Unfit, WorkloadError};
+use crate::places::Places;
 use crate::route::look;
 use crate::servers::open;
 use crate::settings::{Model, ReadFrom, Settings};
 use crate::template::Fill;
-use crate::workload::{Command, KeysKnown, Spec, Workload};
+use crate::workload::{Spec, Workload};
 
 impl Session {
     /// Whether these settings can be run at all, and are meant; asks no server.
@@ -250,6 +252,10 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
         if command.writes {
             writes.get_or_insert(name.clone());
         }
+        // Scripts write what they like, and XGROUP's subcommands have the flags (7.0+).
+        command.writes |= matches!(name.as_str(), "EVAL" | "EVALSHA" | "FCALL" | "XGROUP");
+        let places = Places::of(name, fields, is("movablekeys"));
+        command.places = Some(places);
         if recorded {
             continue;
         }
@@ -264,30 +270,8 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
                 gives: found - 1,
             });
         }
-        let first = fields.get(3).and_then(Value::integer).unwrap_or(0);
-        let number = |at: usize| fields.get(at).and_then(Value::integer).unwrap_or(0);
-        let (last, step) = (number(4), number(5).max(1));
-        command.keys = if is("movablekeys") { KeysKnown::Some } else { KeysKnown::All };
-        let mut keys_at: Vec<usize> = match name.as_str() {
-            // Their keys are told by a count in the third argument.
-            "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => {
-                command.writes |= !name.ends_with("_RO");
-                let words = command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
-                let count = words.get(2).and_then(|count| std::str::from_utf8(count).ok()?.parse::<i64>().ok());
-                command.keys = if count.is_some() { KeysKnown::All } else { KeysKnown::Some };
-                (3..found.min(3 + count.unwrap_or(1))).map(|at| at as usize).collect()
-            }
-            // Its subcommands have the flags (7.0+).
-            "XGROUP" => {
-                command.writes = true;
-                (2..found.min(3)).map(|at| at as usize).collect()
-            }
-            _ if first > 0 => {
-                let last = if last < 0 { found + last } else { last.min(found - 1) };
-                (first..=last).step_by(step as usize).map(|at| at as usize).collect()
-            }
-            _ => Vec::new(),
-        };
+        let mut keys_at;
+        (keys_at, command.keys) = places.among(&command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 }));
         command.more_keys_at = keys_at.split_off(keys_at.len().min(1));
         command.key_at = keys_at.first().copied();
     }
