@@ -294,10 +294,15 @@ impl Deployments {
 /// A command line where the deployment is named, as `@sessions`, with its URL and its flags instead. Flags that are
 /// typed stay as they are. `file` is where it was found: the doctor reads its silences there.
 pub fn expanded(words: &[OsString], verb: &str, of: &Named, file: &Path) -> anyhow::Result<Vec<OsString>> {
-    let at: OsString = format!("@{}", of.name).into();
-    let places: Vec<usize> = (0..words.len()).filter(|place| words[*place] == at).collect();
-    let [place] = places[..] else { bail!("@{} stands there more than once", of.name) };
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    // The word itself, or the value of -u in one word with it.
+    let at = format!("@{}", of.name);
+    let before = |(place, word): (usize, &OsString)| {
+        let flag = word.to_str()?.strip_suffix(&at)?;
+        (flag.is_empty() || place < end && ["-u", "-u=", "--uri="].contains(&flag)).then(|| (place, flag.to_string()))
+    };
+    let places: Vec<(usize, String)> = words.iter().enumerate().filter_map(before).collect();
+    let [(place, flag)] = &places[..] else { bail!("@{} stands there more than once", of.name) };
     let typed = |flag: &str| {
         let with_value = format!("{flag}=");
         words[..end].iter().any(|word| word == flag || word.to_string_lossy().starts_with(&with_value))
@@ -312,7 +317,7 @@ pub fn expanded(words: &[OsString], verb: &str, of: &Named, file: &Path) -> anyh
     }
     flags.retain(|(flag, _)| !typed(flag));
     let mut out = words.to_vec();
-    out[place] = of.url.clone().into();
+    out[*place] = format!("{flag}{}", of.url).into();
     // In one word: a value that begins with a dash is no flag. Before the verb's own words: behind -- they were URLs.
     let verb_at = out.iter().position(|word| word == verb).unwrap_or(0);
     let joined = flags.into_iter().map(|(flag, value)| {
@@ -418,6 +423,13 @@ mod tests {
                 "sessions",
                 "unslow doctor --password-file=/c/ops.password --user=ops --window=5s --fail-on=medium \
                  redis://10.0.0.1:7000 --silences mine"
+                    .into(),
+            ),
+            (
+                "unslow top --uri=@carts --user=me",
+                "carts",
+                "unslow top --password-file=/c/ops.password --cacert=/etc/ca.pem --timeout=10s \
+                 --uri=rediss://10.0.1.1:7000 --user=me"
                     .into(),
             ),
             (

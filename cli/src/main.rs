@@ -126,12 +126,12 @@ fn with_deployment(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let Some((verb, of)) = matches.subcommand().filter(|(verb, _)| deployments::VERBS.contains(verb)) else {
         return Ok(words);
     };
-    let ids = ["url", "urls", "against"].into_iter();
+    let ids = ["url", "urls", "against", "server_uri"].into_iter();
     let urls: Vec<&String> = ids.filter_map(|id| of.try_get_many::<String>(id).ok().flatten()).flatten().collect();
     let is_compared = of.try_get_one::<String>("against").is_ok_and(|against| against.is_some());
     match urls[..] {
         _ if !urls.iter().any(|url| url.starts_with('@')) => Ok(words.clone()),
-        [name] if !is_compared && !of.try_contains_id("server_uri").is_ok_and(|is| is) => {
+        [name] if !is_compared => {
             let name = &name[1..];
             let path = deployments::path(None)?;
             let all = deployments::read(&path)?;

@@ -176,9 +176,11 @@ fn a_name_reaches_what_its_file_says() {
     let text =
         format!("[[deployment]]\nname = \"locked\"\nurl = \"{}\"\npassword_file = \"right\"\n", locked.address());
     let file = written(dir.path(), &text);
-    let keys = run(&file, &["keys", "@locked", "--for", "1s"]);
-    assert_eq!(keys.status.code(), Some(0), "{}", stderr(&keys));
-    assert!(stdout(&keys).starts_with("no keys in "), "{}", stdout(&keys));
+    for named in [&["@locked"][..], &["-u", "@locked"], &["-u@locked"], &["--uri=@locked"]] {
+        let keys = run(&file, &[&["keys", "--for", "1s"], named].concat());
+        assert_eq!(keys.status.code(), Some(0), "{named:?}: {}", stderr(&keys));
+        assert!(stdout(&keys).starts_with("no keys in "), "{named:?}: {}", stdout(&keys));
+    }
     for (arguments, expected) in [
         (&["keys", "@lockde"][..], "did you mean \"locked\""),
         (&["record", "@locked", "redis://127.0.0.1:1", "--dir", "/nowhere"], "its user and password would go"),
@@ -186,7 +188,8 @@ fn a_name_reaches_what_its_file_says() {
         (&["bench", "-p", "1", "--against", "@locked"], "its user and password would go"),
         (&["bench", "--against=@locked"], "its user and password would go"),
         (&["bench", "127.0.0.1:1", "--against", "@locked"], "its user and password would go"),
-        (&["keys", "-u", "@locked"], "@NAME is accepted only as"),
+        (&["keys", "-u", "@locked", "-p", "1"], "the server is named twice"),
+        (&["bench", "-u", "@locked", "--against", "127.0.0.1:1"], "its user and password would go"),
         (&["doctor", "--print-acl", "@locked"], "@NAME is accepted only as"),
         (&["doctor", "--inventory", "--tls"], "cannot be used with"),
         (&["doctor", "@locked", "--inventory"], "cannot be used with"),
