@@ -24,9 +24,9 @@ check: compilers ## formatting, lints, tidy: no servers needed
 	./target/release/xtask tidy
 	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 
-tools: ## what the tests need beside Rust: Chromium for the page, tmux for the screen, openssl for certificates, jq for the recipes, util-linux for the lab of an ordinary user, Go, Node and Maven for the clients that go through the gateway, memcached, nginx and iproute2 for the bypass
+tools: ## what the tests need beside Rust: Chromium for the page, tmux for the screen, openssl for certificates, jq for the recipes, util-linux for the lab of an ordinary user, Go, Node and Maven for the clients that go through the gateway, memcached, nginx and iproute2 for the bypass, nutcracker for a bench that asks nothing
 	@missing=""; \
-	for tool in openssl:openssl jq:jq tmux:tmux setpriv:util-linux ip:iproute2 memcached:memcached nginx:nginx-light java:default-jre-headless go:golang-go node:nodejs npm:npm mvn:maven; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	for tool in openssl:openssl jq:jq tmux:tmux setpriv:util-linux ip:iproute2 memcached:memcached nginx:nginx-light nutcracker:nutcracker java:default-jre-headless go:golang-go node:nodejs npm:npm mvn:maven; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
 	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 

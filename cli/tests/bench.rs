@@ -12,7 +12,7 @@ use std::process::{Child, Output, Stdio};
 use common::{Running, browse, command, schema, stderr, stdout, tls_server, unslow};
 use keys::names;
 use serde_json::Value;
-use unslow_engine::{Server, info};
+use unslow_engine::{Server, free_port, info};
 use unslow_resp::{Frame, Scan, Scanner};
 use unslow_testkit::servers::{server, steady};
 use unslow_testkit::{cluster, options, standalone, until};

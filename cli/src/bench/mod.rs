@@ -17,10 +17,10 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_bench::{
-    Arrivals, Comparison, Held, Histogram, Logged, Model, Progress, ReadFrom, Removed, Report, Run, Second, Session,
-    Settings, Spec, built_in_names, percentile_table, with_log,
+    Arrivals, Comparison, Error as BenchError, Held, Histogram, Logged, Model, Progress, ReadFrom, Removed, Report,
+    Run, Second, Session, Settings, Spec, built_in_names, percentile_table, with_log,
 };
-use unslow_client::Target;
+use unslow_client::{ErrorKind, Target};
 use unslow_units::{count, did_you_mean, parse_count, parse_rate, time_us};
 
 use crate::output::{Output, writable};
@@ -146,6 +146,9 @@ pub struct Bench {
     /// Leave the keys that it wrote; otherwise they are removed at the end
     #[arg(long)]
     keep_keys: bool,
+    /// Ask the servers nothing but the workload, over one address: for proxies that close on HELLO, INFO or COMMAND
+    #[arg(long)]
+    plain: bool,
     /// Run even if the servers hold keys that no benchmark wrote
     #[arg(long)]
     yes: bool,
@@ -288,6 +291,7 @@ impl Bench {
         Ok(Settings {
             target,
             rings: is_over_rings,
+            plain: self.plain,
             timeout: options.command_timeout,
             options,
             spec,
@@ -380,7 +384,7 @@ impl Bench {
 
     /// Whose keys are there. Those of others need a person's word, or `--yes`.
     fn held(&self, settings: &Settings) -> anyhow::Result<Held> {
-        let held = Held::by(settings)?;
+        let held = Held::by(settings).map_err(proxy_perhaps)?;
         let sentence = match &held {
             _ if self.yes || self.is_agreed.get() => return Ok(held),
             Held::Nothing | Held::Ours => return Ok(held),
@@ -392,6 +396,10 @@ impl Bench {
                 format!(
                     "whether servers hold keys that no benchmark wrote is not known: {masters} masters do not answer"
                 )
+            }
+            Held::Unasked => {
+                let address = settings.target.address();
+                format!("--plain does not ask whether {address} holds keys that no benchmark wrote")
             }
             Held::Unknown { address, why } => {
                 format!("{address} does not tell whether it holds keys that no benchmark wrote: {why}")
@@ -573,6 +581,16 @@ impl Measured {
             }
         }
         Ok(())
+    }
+}
+
+/// With what to type where it was perhaps a proxy that closed.
+fn proxy_perhaps(e: BenchError) -> anyhow::Error {
+    match &e {
+        BenchError::Client(why) if why.kind == ErrorKind::Closed => {
+            anyhow!("{e}; so does a proxy that does not know HELLO or INFO: --plain asks for neither")
+        }
+        _ => e.into(),
     }
 }
 

@@ -90,3 +90,36 @@ fn keys_of_others_are_asked_about_and_never_removed() {
     c.call(&["ACL", "SETUSER", "default", "-dbsize"]).unwrap();
     fails(&["bench", &url], "does not tell whether it holds keys");
 }
+
+/// A proxy that closes the connection of whoever says HELLO, INFO or COMMAND.
+#[test]
+fn a_proxy_that_answers_no_question_is_measured_without_one() {
+    let server = standalone("redis-7.0");
+    let dir = tempfile::tempdir().unwrap();
+    let (port, stats) = (free_port("127.0.0.1").unwrap(), free_port("127.0.0.1").unwrap());
+    let pool = format!(
+        "one:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  servers:\n   - \
+         {}:1\n",
+        server.address()
+    );
+    let config = dir.path().join("nutcracker.yml");
+    std::fs::write(&config, pool).unwrap();
+    let mut nutcracker = std::process::Command::new("nutcracker");
+    nutcracker.arg("-c").arg(&config).args(["-s", &stats.to_string()]).stdout(Stdio::null()).stderr(Stdio::null());
+    let _nutcracker = Running(nutcracker.spawn().expect("nutcracker is installed: make tools"));
+    until("nutcracker to listen", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let url = format!("127.0.0.1:{port}");
+    fails(&["bench", &url, "--requests", "10"], "--plain asks for neither");
+    let load = ["--plain", "--requests", "3000", "--keys", "50", "--pipeline", "8"];
+    fails(&[&["bench", &url][..], &load].concat(), "--plain does not ask whether");
+    fails(&["bench", &url, "--plain", "--read-from", "any"], "--plain asks the servers nothing, but --read-from");
+    let report = bench(&url, &[&load[..], &["--yes", "--verify", "--mix", "get=1,set=1"]].concat());
+    let run = &report["runs"][0];
+    assert_eq!((&run["answered"], &run["errors"]), (&3000.into(), &serde_json::json!([])), "{run}");
+    assert_eq!(run["wrong_values"], 0, "{run}");
+    let mut c = server.connect().unwrap();
+    let stats = info(&mut c, "commandstats").unwrap();
+    let calls = |name: &str| stats.command_stats().get(name).map_or(0, |s| s.calls);
+    assert_eq!(calls("get") + calls("set"), 3050, "the preload's and the run's");
+    assert!(names(&server).is_empty(), "{:?}", names(&server));
+}

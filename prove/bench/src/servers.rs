@@ -28,8 +28,8 @@ pub fn sample(settings: &Settings, topology: &Topology) -> Vec<Sample> {
             .map(|node| {
                 let (address, role) = (&node.address, if node.owns_slots() { "master" } else { "replica" });
                 scope.spawn(move || {
-                    let info = open(settings, address)
-                        .ok()
+                    let asked = (!settings.plain).then(|| open(settings, address).ok()).flatten();
+                    let info = asked
                         .and_then(|mut c| c.call(&["INFO"]).ok())
                         .map(|v| Info::parse(&v.text().unwrap_or_default()));
                     let proc_ticks = info.as_ref().and_then(proc_ticks);

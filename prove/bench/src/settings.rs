@@ -104,6 +104,8 @@ pub struct Settings {
     pub subscribers: usize,
     /// Over shared memory, where the server runs with `unslow bypass`.
     pub rings: bool,
+    /// Ask nothing but the workload, over one address: for proxies that close a connection on HELLO, INFO or COMMAND.
+    pub plain: bool,
 }
 
 /// The same, for the threads.
@@ -165,6 +167,11 @@ impl Settings {
         if self.timeout.is_zero() || self.timeout > Duration::from_secs(3600) {
             return Err(SettingsError::Timeout);
         }
+        if self.plain
+            && let Some(what) = self.asked()
+        {
+            return Err(SettingsError::Asked(what));
+        }
         if self.subscribers > 0 && !self.spec.mix.contains_key("publish") {
             return Err(SettingsError::NothingPublished);
         }
@@ -194,6 +201,17 @@ impl Settings {
             Some(rate) => Err(SettingsError::Rate(*rate)),
             None => Ok(()),
         }
+    }
+
+    /// What needs answers beside those of the workload.
+    fn asked(&self) -> Option<&'static str> {
+        [
+            (self.spec.script.is_some(), "--script is loaded into the servers"),
+            (self.read_from != ReadFrom::Primary, "--read-from has to know the replicas"),
+            (self.target.service.is_some(), "Sentinels have to be asked for the master"),
+        ]
+        .into_iter()
+        .find_map(|(is, what)| is.then_some(what))
     }
 
     /// Whether requests come by a schedule.
@@ -247,7 +265,7 @@ impl Settings {
             length_s: self.length.as_secs_f64(),
             requests_max: self.requests,
             subscribers: self.subscribers,
-            protocol: self.options.protocol,
+            protocol: if self.plain { 2 } else { self.options.protocol },
             tls: self.target.tls,
             speed: self.speed,
             lateness_us_allowed: self.lateness_max.as_nanos() as f64 / 1e3,
@@ -276,7 +294,7 @@ impl Settings {
             timeout_ns: self.timeout.as_nanos() as u64,
             read_from: self.read_from,
             target: target.clone(),
-            resp3: self.options.protocol == 3,
+            resp3: self.options.protocol == 3 && !self.plain,
             subscribers: self.subscribers,
             channels: pattern(&self.spec.key_prefix),
             tls,
@@ -322,6 +340,7 @@ pub(crate) mod tests {
             lateness_max: Duration::from_millis(5),
             subscribers: 0,
             rings: false,
+            plain: false,
         }
     }
 
@@ -342,6 +361,8 @@ pub(crate) mod tests {
         assert_eq!(refused(&|s| (s.rate, s.speed) = (Some(vec![1.0]), Some(1.0))), SettingsError::TwoSchedules);
         assert_eq!(refused(&|s| s.length = Duration::ZERO), SettingsError::Length);
         assert_eq!(refused(&|s| s.timeout = Duration::from_secs(3601)), SettingsError::Timeout);
+        assert!(matches!(refused(&|s| (s.plain, s.read_from) = (true, ReadFrom::Any)), SettingsError::Asked(_)));
+        assert!(matches!(refused(&|s| (s.plain, s.spec.script) = (true, Some("a".into()))), SettingsError::Asked(_)));
         assert_eq!(refused(&|s| s.subscribers = 1), SettingsError::NothingPublished);
         let crowded = refused(&|s| s.threads = 9);
         assert_eq!(crowded, SettingsError::ThreadsWithoutConnection { threads: 9, lanes: 8 });

@@ -35,6 +35,7 @@ fn settings(target: Target) -> Settings {
         lateness_max: Duration::from_secs(3600),
         subscribers: 0,
         rings: false,
+        plain: false,
     }
 }
 

@@ -38,6 +38,8 @@ pub enum Held {
         /// Keys that it holds in all.
         keys: u64,
     },
+    /// Nothing is asked ([`Settings::plain`]).
+    Unasked,
     /// Some masters do not answer.
     Away {
         /// How many.
@@ -55,6 +57,9 @@ pub enum Held {
 impl Held {
     /// Asks each master that answers how many keys it holds, and for the names of a few.
     pub fn by(settings: &Settings) -> Result<Held, Error> {
+        if settings.plain {
+            return Ok(Held::Unasked);
+        }
         let topology = look(&settings.target, &settings.options)?;
         let mut masters = open_masters(settings, &topology)?;
         let away = topology.masters().count().saturating_sub(masters.len());
@@ -75,9 +80,10 @@ impl Held {
         match self {
             Held::Nothing => 0,
             Held::Ours => 1,
-            Held::Away { .. } => 2,
-            Held::Unknown { .. } => 3,
-            Held::Others { .. } => 4,
+            Held::Unasked => 2,
+            Held::Away { .. } => 3,
+            Held::Unknown { .. } => 4,
+            Held::Others { .. } => 5,
         }
     }
 }

@@ -72,6 +72,7 @@ impl Session {
         }
         // Masters may be others than before the last run.
         if self.runs > 0
+            && !self.settings.plain
             && let Ok(topology) = look(&self.settings.target, &self.settings.options)
         {
             self.topology = topology;

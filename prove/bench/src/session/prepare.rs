@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use unslow_client::{Connection, Endpoint, Value};
-use unslow_topology::{Info, Node, Topology};
+use unslow_topology::{DeploymentKind, Info, Node, Topology};
 
 use super::room::{Needs, make_room};
 use super::{Progress, Session, guarded};
@@ -13,11 +13,14 @@ use crate::command::Command;
 use crate::danger::{dangerous, in_script};
 use crate::error::{Error, Interrupted, Unfit, WorkloadError};
 use crate::places::Places;
-use crate::route::look;
+use crate::route::{group, look};
 use crate::servers::open;
 use crate::settings::{Model, ReadFrom, Settings};
 use crate::template::Fill;
 use crate::workload::{Spec, Workload};
+
+/// The version of a server that does not tell it.
+const UNKNOWN: &str = "unknown";
 
 impl Session {
     /// Whether these settings can be run at all, and are meant; asks no server.
@@ -41,24 +44,8 @@ impl Session {
         if let Some(recording) = workload.recording.filter(|_| !settings.spec.replay_loop) {
             settings.requests = Some(settings.requests.unwrap_or(u64::MAX).min(recording.commands()));
         }
-        let topology = look(&settings.target, &settings.options)?;
-        let mut masters = open_masters(&settings, &topology)?;
-        let info = masters[0].call(&["INFO"]).map(|v| Info::parse(&v.text().unwrap_or_default())).ok();
-        let version = info.as_ref().map_or("unknown".to_string(), |info| {
-            let (major, minor, patch) = info.version().unwrap_or_default();
-            format!("{} {major}.{minor}.{patch}", info.product())
-        });
-        if info.as_ref().and_then(|i| i.get("loading")) == Some("1") {
-            return Err(Unfit::Loading(masters[0].peer().to_string()).into());
-        }
-        let script = settings.spec.script.as_deref();
-        let sha = script.map(|path| load_script(&mut masters, path)).transpose()?;
-        let mut workload = Workload::compile(&settings.spec, sha.as_deref())?;
-        let writes = ask_about_commands(&mut masters[0], &mut workload)?;
-        let is_replica = info.as_ref().and_then(Info::role) == Some("slave");
-        if is_replica && let Some(write) = writes {
-            return Err(Unfit::Replica { address: masters[0].peer().to_string(), write }.into());
-        }
+        let asked = if settings.plain { Asked::nothing(&settings)? } else { Asked::servers(&settings)? };
+        let Asked { topology, workload, version, is_replica, mut masters } = asked;
         fits(&settings, &topology, &workload)?;
         make_room(Needs {
             servers: match settings.read_from {
@@ -160,6 +147,47 @@ impl Session {
             preloaded: 0,
             runs: 0,
         }
+    }
+}
+
+/// What servers said before a run.
+struct Asked {
+    topology: Topology,
+    workload: Workload,
+    /// Product and version.
+    version: String,
+    is_replica: bool,
+    /// Connections to the masters that answer.
+    masters: Vec<Connection>,
+}
+
+impl Asked {
+    fn servers(settings: &Settings) -> Result<Asked, Error> {
+        let topology = look(&settings.target, &settings.options)?;
+        let mut masters = open_masters(settings, &topology)?;
+        let info = masters[0].call(&["INFO"]).map(|v| Info::parse(&v.text().unwrap_or_default())).ok();
+        let version = info.as_ref().map_or(UNKNOWN.to_string(), |info| {
+            let (major, minor, patch) = info.version().unwrap_or_default();
+            format!("{} {major}.{minor}.{patch}", info.product())
+        });
+        if info.as_ref().and_then(|i| i.get("loading")) == Some("1") {
+            return Err(Unfit::Loading(masters[0].peer().to_string()).into());
+        }
+        let script = settings.spec.script.as_deref();
+        let sha = script.map(|path| load_script(&mut masters, path)).transpose()?;
+        let mut workload = Workload::compile(&settings.spec, sha.as_deref())?;
+        let writes = ask_about_commands(&mut masters[0], &mut workload)?;
+        let is_replica = info.as_ref().and_then(Info::role) == Some("slave");
+        if is_replica && let Some(write) = writes {
+            return Err(Unfit::Replica { address: masters[0].peer().to_string(), write }.into());
+        }
+        Ok(Asked { topology, workload, version, is_replica, masters })
+    }
+
+    fn nothing(settings: &Settings) -> Result<Asked, Error> {
+        let topology = group(DeploymentKind::Standalone, settings.target.address(), Vec::new());
+        let workload = Workload::compile(&settings.spec, None)?;
+        Ok(Asked { topology, workload, version: UNKNOWN.into(), is_replica: false, masters: Vec::new() })
     }
 }
 
