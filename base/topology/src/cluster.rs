@@ -4,7 +4,8 @@
 //! 7.0 added the hostname, 7.2 `shard-id=`. Slots of the line marked `myself` may hold `[n->-id]` (migrating) and
 //! `[n-<-id]` (importing). (Redis command reference, CLUSTER NODES)
 
-use std::collections::BTreeMap;
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -164,7 +165,8 @@ impl ClusterView {
     /// node's own; each slot to the claim with the highest epoch. A claim in the name of a node that itself, at that
     /// epoch or a later one, does not make it counts for nothing: gossip about a slot given away takes longer than the
     /// giving.
-    pub fn merge(views: &[ClusterView]) -> ClusterView {
+    pub fn merge<V: Borrow<ClusterView>>(views: &[V]) -> ClusterView {
+        let views: Vec<&ClusterView> = views.iter().map(Borrow::borrow).collect();
         let mut best: BTreeMap<&str, &ClusterNode> = BTreeMap::new();
         for node in views.iter().flat_map(|v| &v.nodes) {
             best.entry(&node.id)
@@ -176,12 +178,12 @@ impl ClusterView {
                 .or_insert(node);
         }
         let mut nodes: Vec<ClusterNode> = best.into_values().cloned().collect();
-        let place: BTreeMap<String, usize> = nodes.iter().enumerate().map(|(i, n)| (n.id.clone(), i)).collect();
-        let own: BTreeMap<&str, &ClusterNode> =
-            views.iter().filter_map(ClusterView::myself).map(|n| (n.id.as_str(), n)).collect();
+        let place: HashMap<&str, usize> = nodes.iter().enumerate().map(|(i, n)| (n.id.as_str(), i)).collect();
+        let own: HashMap<&str, &ClusterNode> =
+            views.iter().filter_map(|v| v.myself()).map(|n| (n.id.as_str(), n)).collect();
         let mut owner: Vec<Option<(usize, u64)>> = vec![None; usize::from(crate::SLOTS)];
         for node in views.iter().flat_map(|v| &v.nodes) {
-            let Some(&i) = place.get(&node.id) else { continue };
+            let Some(&i) = place.get(node.id.as_str()) else { continue };
             let denied = own.get(node.id.as_str()).filter(|own| own.config_epoch >= node.config_epoch);
             for &(a, b) in node.slots.ranges() {
                 for slot in a..=b {

@@ -1,6 +1,6 @@
 //! What a data plane needs to know of a deployment, whatever its kind, and what changed between two looks at it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -258,6 +258,7 @@ impl Topology {
 
     /// The same for the same masters, replicas and slots, whoever looked and however the nodes are: FNV-1a, in hex.
     pub fn digest(&self) -> String {
+        let addresses = self.by_ids();
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         let mut eat = |text: &str| {
             for byte in text.bytes().chain([b'\n']) {
@@ -267,33 +268,44 @@ impl Topology {
         for node in &self.nodes {
             eat(&node.address);
             eat(node.role.word());
-            eat(node.master.as_deref().and_then(|id| self.by_id(id)).map_or("", |m| &m.address));
+            eat(node.master.as_deref().and_then(|id| addresses.get(id)).map_or("", |m| &m.address));
             eat(&node.slots.to_string());
         }
         format!("{hash:016x}")
     }
 
+    /// The nodes by their ids.
+    fn by_ids(&self) -> HashMap<&str, &Node> {
+        self.nodes.iter().map(|n| (n.id.as_str(), n)).collect()
+    }
+
+    /// Where each node is in `nodes`, by its address.
+    fn places(&self) -> HashMap<&str, usize> {
+        self.nodes.iter().enumerate().map(|(i, n)| (n.address.as_str(), i)).collect()
+    }
+
     /// What is different in `newer`. None exactly when both have the same [`Topology::digest`] and the same health.
     pub fn changes(&self, newer: &Topology) -> Vec<Change> {
         let mut changes = Vec::new();
-        let address = |t: &Topology, id: &Option<String>| -> Option<String> {
-            id.as_deref().and_then(|id| t.by_id(id)).map(|n| n.address.clone())
+        let (old_ids, new_ids, old_places, new_places) = (self.by_ids(), newer.by_ids(), self.places(), newer.places());
+        let address = |ids: &HashMap<&str, &Node>, id: &Option<String>| -> Option<String> {
+            id.as_deref().and_then(|id| ids.get(id)).map(|n| n.address.clone())
         };
         for node in &newer.nodes {
             let name = node.address.clone();
-            let Some(old) = self.at(&name) else {
+            let Some(old) = old_places.get(name.as_str()).map(|i| &self.nodes[*i]) else {
                 changes.push(Change::Added { node: name, role: node.role });
                 continue;
             };
-            let master = address(newer, &node.master);
+            let master = address(&new_ids, &node.master);
             match (old.role, node.role) {
                 (a, Role::Master) if a != Role::Master => changes.push(Change::Promoted {
                     node: name.clone(),
-                    instead_of: address(self, &old.master),
+                    instead_of: address(&old_ids, &old.master),
                     slots: node.slots.clone(),
                 }),
                 (Role::Master, b) if b != Role::Master => changes.push(Change::Demoted { node: name.clone(), master }),
-                (a, b) if (a != b || address(self, &old.master) != master) && b != Role::Master => {
+                (a, b) if (a != b || address(&old_ids, &old.master) != master) && b != Role::Master => {
                     changes.push(Change::Follows { node: name.clone(), master });
                 }
                 _ => {}
@@ -305,15 +317,20 @@ impl Topology {
                 (_, Health::Up) => changes.push(Change::Back { node: name }),
             }
         }
-        for node in self.nodes.iter().filter(|n| newer.at(&n.address).is_none()) {
+        for node in self.nodes.iter().filter(|n| !new_places.contains_key(n.address.as_str())) {
             changes.push(Change::Removed { node: node.address.clone() });
         }
         // Slots by their old and new owner.
         let mut moved: BTreeMap<(Option<u16>, Option<u16>), Ranges> = BTreeMap::new();
         let (before, after) = (self.owners(), newer.owners());
+        // A node has another place among others.
+        let place = |n: &Node| new_places.get(n.address.as_str()).map(|i| *i as u16);
+        let places: Vec<Option<u16>> = self.nodes.iter().map(place).collect();
         for slot in 0..SLOTS {
-            let i = usize::from(slot);
-            moved.entry((before[i], after[i])).or_default().push((slot, slot));
+            let (from, to) = (before[usize::from(slot)], after[usize::from(slot)]);
+            if from.map(|i| places[usize::from(i)]) != to.map(Some) {
+                moved.entry((from, to)).or_default().push((slot, slot));
+            }
         }
         let name = |t: &Topology, i: Option<u16>| i.map(|i| t.nodes[usize::from(i)].address.clone());
         for ((from, to), slots) in moved {

@@ -15,6 +15,8 @@ pub enum Need {
     Pure,
     /// Real servers; shares the machine with others of its kind.
     Servers,
+    /// Real servers as well, and next to no processor: it waits for failovers, recoveries and windows of seconds.
+    Waits,
     /// A machine that is at rest but for a few others of its kind, which rest as well.
     Quiet,
     /// The whole machine: it judges what it measures.
@@ -26,6 +28,7 @@ impl Need {
         match self {
             Need::Pure => "pure",
             Need::Servers => "servers",
+            Need::Waits => "waits",
             Need::Quiet => "quiet",
             Need::Alone => "alone",
         }
@@ -38,6 +41,9 @@ impl Need {
 pub struct Plan {
     /// How many tests on real servers run at a time.
     pub slots: usize,
+    /// How many that wait run beside these.
+    #[serde(default)]
+    pub waiting: usize,
     /// Beginnings of names: tests on real servers that begin before the others, in this order.
     #[serde(default)]
     first: Vec<String>,
@@ -80,10 +86,21 @@ impl Plan {
         if let Some(slots) = slots {
             plan.slots = slots.parse().with_context(|| format!("UNSLOW_TEST_SLOTS={slots:?} is not a number"))?;
         }
+        // Who runs fewer at a time means all of them.
+        plan.waiting = plan.waiting.min(plan.slots);
+        if plan.waiting == 0 {
+            plan.groups.iter_mut().filter(|g| g.need == Need::Waits).for_each(|g| g.need = Need::Servers);
+        }
         if plan.slots == 0 {
             bail!("no slots: no test on real servers could run");
         }
         Ok(plan)
+    }
+
+    /// A plan without groups.
+    #[cfg(test)]
+    pub fn of_slots(slots: usize, waiting: usize) -> Plan {
+        Plan { slots, waiting, first: Vec::new(), limit_s: 60, groups: Vec::new(), programs: Vec::new() }
     }
 
     /// The programs, as tests.
@@ -142,6 +159,10 @@ mod tests {
         assert_eq!(plan.need(&test("cli::bench::a_test", false)), Need::Alone);
         assert_eq!(plan.need(&test("cli::bench_html::a_test", false)), Need::Servers);
         assert_eq!(plan.need(&test("resp::scans", true)), Need::Pure);
+        let waits = FILE.replace("alone", "waits");
+        assert_eq!(Plan::parse(&waits, None).unwrap().need(&test("cli::bench::a_test", false)), Need::Servers);
+        let plan = Plan::parse(&format!("waiting = 3\n{waits}"), None).unwrap();
+        assert_eq!((plan.need(&test("cli::bench::a_test", false)), plan.waiting), (Need::Waits, 2));
     }
 
     #[test]

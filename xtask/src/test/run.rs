@@ -69,6 +69,7 @@ type Groups = Arc<Mutex<Vec<u32>>>;
 struct Running {
     pure: usize,
     servers: usize,
+    waits: usize,
     quiet: usize,
     alone: usize,
 }
@@ -81,20 +82,23 @@ impl Running {
         match need {
             Need::Pure => &mut self.pure,
             Need::Servers => &mut self.servers,
+            Need::Waits => &mut self.waits,
             Need::Quiet => &mut self.quiet,
             Need::Alone => &mut self.alone,
         }
     }
 
     fn total(&self) -> usize {
-        self.pure + self.servers + self.quiet + self.alone
+        self.pure + self.servers + self.waits + self.quiet + self.alone
     }
 
     /// Whether one more may begin.
-    fn room(&self, need: Need, slots: usize, processors: usize) -> bool {
+    fn room(&self, need: Need, plan: &Plan, processors: usize) -> bool {
+        let on_servers = self.servers + self.waits;
         match need {
             Need::Pure => self.alone + self.quiet == 0 && self.pure < processors,
-            Need::Servers => self.total() == self.servers && self.servers < slots,
+            Need::Servers => self.total() == on_servers && self.servers < plan.slots,
+            Need::Waits => self.total() == on_servers && self.waits < plan.waiting,
             Need::Quiet => self.total() == self.quiet && self.quiet < QUIET,
             Need::Alone => self.total() == 0,
         }
@@ -109,7 +113,10 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
     let mut queue: Vec<(Need, Test)> = tests.into_iter().map(|t| (plan.need(&t), t)).collect();
     // Pure ones tell at once what is broken; what runs alone comes last, when nothing is left to wait for it.
     // Of those on servers the programs come first, since they take longest, and then those that the plan names.
-    let place = |need: Need, test: &Test| if need == Need::Servers { plan.place(test) } else { 0 };
+    let place = |need: Need, test: &Test| match need {
+        Need::Servers | Need::Waits => plan.place(test),
+        _ => 0,
+    };
     let key = |(need, test): &(Need, Test)| (*need as u8, test.kind != Kind::Program, place(*need, test));
     queue.sort_by_key(key);
     let (total, done) = (queue.len(), AtomicUsize::new(0));
@@ -117,11 +124,10 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
     let (send, ended): (Sender<(Need, Vec<Outcome>)>, Receiver<_>) = channel();
     let (mut running, mut outcomes) = (Running::default(), Vec::new());
     while !queue.is_empty() || running.total() > 0 {
-        while let Some((need, _)) = queue.front()
+        while let Some(at) = queue.iter().position(|(need, _)| running.room(*need, plan, processors))
             && !stop.load(Ordering::Relaxed)
-            && running.room(*need, plan.slots, processors)
         {
-            let Some((need, tests)) = queue.pop_front() else { break };
+            let Some((need, tests)) = queue.remove(at) else { break };
             *running.of(need) += 1;
             let (send, logs, groups) = (send.clone(), logs.to_path_buf(), groups.clone());
             let (limit, stop) = (Duration::from_secs(plan.limit_s), stop.clone());
@@ -331,21 +337,23 @@ mod tests {
 
     #[test]
     fn what_runs_alone_runs_alone_and_slots_are_kept() {
+        let plan = Plan::of_slots(2, 1);
+        let room = |running: &Running, need| running.room(need, &plan, 4);
         let mut running = Running::default();
-        assert!(running.room(Need::Alone, 2, 4));
+        assert!(room(&running, Need::Alone));
         *running.of(Need::Servers) += 1;
-        assert!(running.room(Need::Servers, 2, 4) && !running.room(Need::Alone, 2, 4));
+        assert!(room(&running, Need::Servers) && !room(&running, Need::Alone));
         *running.of(Need::Servers) += 1;
-        assert!(!running.room(Need::Servers, 2, 4) && running.room(Need::Pure, 2, 4));
-        assert!(!running.room(Need::Quiet, 2, 4));
+        assert!(!room(&running, Need::Servers) && room(&running, Need::Pure));
+        assert!(!room(&running, Need::Quiet) && room(&running, Need::Waits));
+        *running.of(Need::Waits) += 1;
+        assert!(!room(&running, Need::Waits) && !room(&running, Need::Alone));
         let running = Running { quiet: QUIET - 1, ..Running::default() };
-        assert!(
-            running.room(Need::Quiet, 2, 4) && !running.room(Need::Alone, 2, 4) && !running.room(Need::Servers, 2, 4)
-        );
+        assert!(room(&running, Need::Quiet) && !room(&running, Need::Alone) && !room(&running, Need::Servers));
         let running = Running { quiet: QUIET, ..Running::default() };
-        assert!(!running.room(Need::Quiet, 2, 4) && !running.room(Need::Pure, 2, 4));
+        assert!(!room(&running, Need::Quiet) && !room(&running, Need::Pure));
         let running = Running { alone: 1, ..Running::default() };
-        assert!(!running.room(Need::Pure, 2, 4) && !running.room(Need::Servers, 2, 4));
+        assert!(!room(&running, Need::Pure) && !room(&running, Need::Servers));
     }
 
     fn shell(script: &str) -> (Outcome, tempfile::TempDir) {

@@ -317,17 +317,24 @@ impl Watcher {
         self.ask_sentinels(io);
     }
 
+    /// The data nodes of a topology.
+    pub(super) fn heard_of_all(&mut self, topology: &Topology) {
+        let nodes = self.links.iter().enumerate().filter(|(_, l)| l.kind == Kind::Node);
+        let known: HashMap<&str, usize> = nodes.map(|(at, l)| (l.address.as_str(), at)).collect();
+        let places: Vec<Option<usize>> =
+            topology.nodes.iter().map(|n| known.get(n.address.as_str()).copied()).collect();
+        for (node, place) in topology.nodes.iter().zip(places) {
+            match place {
+                Some(at) => named(&mut self.links[at]),
+                None => self.heard_of(node.address.clone()),
+            }
+        }
+    }
+
     /// A data node somebody named.
     pub(super) fn heard_of(&mut self, address: String) {
-        let now = now_ns();
         match self.links.iter_mut().find(|l| l.kind == Kind::Node && l.address == address) {
-            Some(link) => {
-                link.named_at = now;
-                // It was gone, and is there again.
-                if link.dial_at == u64::MAX {
-                    (link.dial_at, link.heard_at, link.suspected) = (now, now, false);
-                }
-            }
+            Some(link) => named(link),
             None => {
                 if let Some(target) = address_target(&self.settings.target, &address) {
                     self.add(address, Kind::Node, target);
@@ -352,6 +359,16 @@ impl Watcher {
         };
         self.names.insert(address, plain.clone());
         plain
+    }
+}
+
+/// Somebody named its node just now.
+fn named(link: &mut Link) {
+    let now = now_ns();
+    link.named_at = now;
+    // It was gone, and is there again.
+    if link.dial_at == u64::MAX {
+        (link.dial_at, link.heard_at, link.suspected) = (now, now, false);
     }
 }
 

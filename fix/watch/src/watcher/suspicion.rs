@@ -152,8 +152,8 @@ impl Watcher {
         let mut topology = (**old).clone();
         self.dress(&mut topology);
         // A node that became well or ill since is told as a change, not in passing.
-        for node in &mut topology.nodes {
-            node.health = old.at(&node.address).map_or(node.health, |n| n.health);
+        for (node, old) in topology.nodes.iter_mut().zip(&old.nodes) {
+            node.health = old.health;
         }
         let topology = Arc::new(topology);
         self.topology = Some(topology.clone());

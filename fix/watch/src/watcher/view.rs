@@ -78,11 +78,12 @@ impl Watcher {
     }
 
     pub(super) fn cluster(&mut self, now: u64) -> Option<Topology> {
+        // A view is as large as its cluster: none is kept that is not looked at again.
         let newest = self.views.values().map(|(at, _)| *at).max()?;
-        let mut fresh: Vec<(u64, ClusterView)> =
-            self.views.values().filter(|(at, _)| at + FRESH >= newest).cloned().collect();
+        self.views.retain(|_, (at, _)| *at + FRESH >= newest);
+        let mut fresh: Vec<&(u64, ClusterView)> = self.views.values().collect();
         fresh.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
-        let mut views: Vec<ClusterView> = fresh.into_iter().map(|(_, v)| v).collect();
+        let mut views: Vec<&ClusterView> = fresh.into_iter().map(|(_, view)| view).collect();
         // What is known stands against a single node's word: it loses to higher epochs, and to a node's word on itself.
         // A node that none of several fresh views has is no more; one view is enough where there is nobody else to ask.
         let ready = self.links.iter().filter(|l| l.kind == Kind::Node && l.ready && !l.suspected).count();
@@ -90,14 +91,18 @@ impl Watcher {
         let tellers: BTreeSet<&str> =
             views.iter().filter(|v| v.nodes.len() >= half).filter_map(|v| v.myself()).map(|n| n.id.as_str()).collect();
         let enough = tellers.len() >= 2.min(ready.max(1));
-        let mut known = self.merged.clone();
-        known.nodes.retain(|n| {
-            let lines: Vec<_> = views.iter().filter_map(|v| v.by_id(&n.id)).collect();
+        let mut epochs: HashMap<&str, u64> = HashMap::new();
+        for line in views.iter().flat_map(|v| &v.nodes) {
+            let highest = epochs.entry(&line.id).or_default();
+            *highest = line.config_epoch.max(*highest);
+        }
+        let stands = |n: &&ClusterNode| match epochs.get(n.id.as_str()) {
             // What it is and whom it follows is for fresh views to say, unless they have not heard of slots it has won.
-            let won = !n.slots.is_empty() && lines.iter().all(|l| l.config_epoch < n.config_epoch);
-            if lines.is_empty() { !enough } else { won }
-        });
-        views.push(known);
+            Some(highest) => !n.slots.is_empty() && *highest < n.config_epoch,
+            None => !enough,
+        };
+        let known = ClusterView { nodes: self.merged.nodes.iter().filter(stands).cloned().collect() };
+        views.push(&known);
         let mut merged = ClusterView::merge(&views);
         // Between two owners a slot may have none for a moment, by the views that are there: that is no news yet.
         let lost = merged.unassigned();
@@ -119,30 +124,23 @@ impl Watcher {
         }
         self.merged = merged;
         let topology = Topology::of_cluster(&self.merged, self.settings.target.tls);
-        let addresses: BTreeSet<String> = topology.nodes.iter().map(|n| n.address.clone()).collect();
-        for address in &addresses {
-            self.heard_of(address.clone());
-        }
-        // The seed may be known to the others under another address: it goes when they do not name it.
-        self.views.retain(|address, (at, _)| addresses.contains(address) || *at + FRESH > now);
+        self.heard_of_all(&topology);
         Some(topology)
     }
 
     /// Health, zones, round trips and lags, as the links know them.
     pub(super) fn dress(&self, topology: &mut Topology) {
-        let offsets: BTreeMap<String, u64> = self
-            .links
-            .iter()
-            .filter_map(|l| match &l.role {
-                Some(RoleReply::Master { offset, .. }) => Some((l.address.clone(), *offset)),
-                _ => None,
-            })
-            .collect();
-        let addresses: BTreeMap<String, String> =
-            topology.nodes.iter().map(|n| (n.id.clone(), n.address.clone())).collect();
+        let links: HashMap<&str, &Link> =
+            self.links.iter().filter(|l| l.kind == Kind::Node).map(|l| (l.address.as_str(), l)).collect();
+        let offset_of = |address: &String| match links.get(address.as_str())?.role {
+            Some(RoleReply::Master { offset, .. }) => Some(offset),
+            _ => None,
+        };
+        let offsets: HashMap<String, u64> =
+            topology.nodes.iter().filter_map(|n| Some((n.id.clone(), offset_of(&n.address)?))).collect();
         for node in &mut topology.nodes {
             let zone = self.zones.get(&node.id).cloned();
-            let Some(link) = self.links.iter().find(|l| l.kind == Kind::Node && l.address == node.address) else {
+            let Some(link) = links.get(node.address.as_str()) else {
                 node.zone = zone;
                 continue;
             };
@@ -155,12 +153,12 @@ impl Watcher {
                 node.health = Health::Up; // it answers us; the others will find out
             }
             if node.role != Role::Master {
-                let master = node.master.as_ref().and_then(|id| addresses.get(id));
+                let theirs = node.master.as_ref().and_then(|id| offsets.get(id));
                 if let Some(RoleReply::Replica { connected, offset, master: follows }) = &link.role {
                     // A cluster's replica names its master by address too, but that may be an alias.
                     let right = self.kind == DeploymentKind::Cluster || node.master.as_ref() == Some(follows);
                     node.in_sync = *connected && !link.loading && right;
-                    node.lag_bytes = master.and_then(|m| offsets.get(m)).map(|theirs| theirs.saturating_sub(*offset));
+                    node.lag_bytes = theirs.map(|theirs| theirs.saturating_sub(*offset));
                 } else {
                     node.in_sync = false;
                 }
@@ -187,7 +185,8 @@ impl Watcher {
         }
         // Links to nodes that are no more.
         if self.kind == DeploymentKind::Cluster {
-            let gone = |l: &Link| l.kind == Kind::Node && topology.at(&l.address).is_none();
+            let there: BTreeSet<&str> = topology.nodes.iter().map(|n| n.address.as_str()).collect();
+            let gone = |l: &Link| l.kind == Kind::Node && !there.contains(l.address.as_str());
             for at in 0..self.links.len() {
                 if gone(&self.links[at]) && !self.views.contains_key(&self.links[at].address) {
                     if let Some(connection) = self.links[at].connection {
