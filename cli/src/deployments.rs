@@ -302,7 +302,12 @@ pub fn expanded(words: &[OsString], verb: &str, of: &Named, file: &Path) -> anyh
         (flag.is_empty() || place < end && ["-u", "-u=", "--uri="].contains(&flag)).then(|| (place, flag.to_string()))
     };
     let places: Vec<(usize, String)> = words.iter().enumerate().filter_map(before).collect();
-    let [(place, flag)] = &places[..] else { bail!("@{} stands there more than once", of.name) };
+    let [(place, flag)] = &places[..] else {
+        match places.is_empty() {
+            true => bail!("write {at} as a word by itself"),
+            false => bail!("{at} stands there more than once"),
+        }
+    };
     let typed = |flag: &str| {
         let with_value = format!("{flag}=");
         words[..end].iter().any(|word| word == flag || word.to_string_lossy().starts_with(&with_value))
@@ -442,6 +447,7 @@ mod tests {
         ] {
             assert_eq!(after(line, name).unwrap(), expected, "{line}");
         }
+        assert!(after("unslow doctor -qu@carts", "carts").unwrap_err().to_string().contains("a word by itself"));
         assert!(after("unslow doctor -a @carts @carts", "carts").unwrap_err().to_string().contains("more than once"));
     }
 

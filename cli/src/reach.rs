@@ -69,7 +69,7 @@ impl Reach {
     pub fn target(&self, url: &str) -> anyhow::Result<Target> {
         if url.starts_with('@') {
             bail!(
-                "@NAME is accepted only as the URL argument of a verb or of -u, and as --target, --to and --i-own-this \
+                "@NAME is accepted only as a verb's URL or the value of -u, --target, --to or --i-own-this \
                  (docs/fleet.md)"
             );
         }

@@ -279,7 +279,8 @@ pub struct PeerSockets {
     #[serde(default)]
     pub in_flight_bytes: Option<u64>,
     /// On how many of the sockets, on average over the window, something waited to be sent or acknowledged. `None`
-    /// before Linux 4.9, and in facts of before this was kept.
+    /// before Linux 4.10, where most of what waits is on connections that were opened in the window, and in facts of
+    /// before this was kept.
     #[serde(default)]
     pub busy: Option<f64>,
     /// Bytes the peer has sent and the server not read.

@@ -146,7 +146,7 @@ pub struct Bench {
     /// Leave the keys that it wrote; otherwise they are removed at the end
     #[arg(long)]
     keep_keys: bool,
-    /// Ask the servers nothing but the workload, over one address: for proxies that close on HELLO, INFO or COMMAND
+    /// Send only the workload, to one address: for proxies that close the connection on HELLO, INFO or COMMAND
     #[arg(long)]
     plain: bool,
     /// Run even if the servers hold keys that no benchmark wrote
@@ -384,7 +384,7 @@ impl Bench {
 
     /// Whose keys are there. Those of others need a person's word, or `--yes`.
     fn held(&self, settings: &Settings) -> anyhow::Result<Held> {
-        let held = Held::by(settings).map_err(proxy_perhaps)?;
+        let held = Held::by(settings).map_err(suggest_plain)?;
         let sentence = match &held {
             _ if self.yes || self.is_agreed.get() => return Ok(held),
             Held::Nothing | Held::Ours => return Ok(held),
@@ -400,6 +400,9 @@ impl Bench {
             Held::Unasked => {
                 let address = settings.target.address();
                 format!("--plain does not ask whether {address} holds keys that no benchmark wrote")
+            }
+            Held::Unknown { why, .. } if why.kind == ErrorKind::Closed => {
+                return Err(suggest_plain(why.clone().into()));
             }
             Held::Unknown { address, why } => {
                 format!("{address} does not tell whether it holds keys that no benchmark wrote: {why}")
@@ -431,7 +434,7 @@ impl Bench {
         let seen = RefCell::default();
         let live = Live { output, prefix, keeps, seen, spinner: output.spinner() };
         for settings in settings {
-            sessions.push(Session::prepare(settings, &mut |p| live.tell(p))?);
+            sessions.push(Session::prepare(settings, &mut |p| live.tell(p)).map_err(suggest_plain)?);
         }
         if sessions.len() > 1 {
             // The first to run would pay for what is cold.
@@ -584,11 +587,11 @@ impl Measured {
     }
 }
 
-/// With what to type where it was perhaps a proxy that closed.
-fn proxy_perhaps(e: BenchError) -> anyhow::Error {
+/// Suggests --plain where the peer closed the connection.
+fn suggest_plain(e: BenchError) -> anyhow::Error {
     match &e {
         BenchError::Client(why) if why.kind == ErrorKind::Closed => {
-            anyhow!("{e}; so does a proxy that does not know HELLO or INFO: --plain asks for neither")
+            anyhow!("{e}. A proxy without HELLO, INFO or COMMAND closes as well: try --plain")
         }
         _ => e.into(),
     }
@@ -596,7 +599,7 @@ fn proxy_perhaps(e: BenchError) -> anyhow::Error {
 
 fn tell_removed(removed: &Removed, output: &Output) {
     if !removed.stay.is_empty() {
-        output.note(&format!("keys that {} wrote stay there", removed.stay.join(", ")));
+        output.note(&format!("keys that {} may have written stay there", removed.stay.join(", ")));
     }
     if let Some(why) = &removed.failed {
         anstream::eprintln!("keys of this benchmark are left there: {}", unslow_views::plain(why));

@@ -39,14 +39,11 @@ pub fn report(report: &Report, verbose: bool) -> String {
     if load.threads > 1 {
         parts.push(plural(load.threads, "generator thread"));
     }
-    let mut out = format!(
-        "{t}{} {} at {}{t:#}: {how}; {}\n{}\n",
-        report.deployment.version,
-        kind.unwrap_or_default(),
-        report.target,
-        parts.join(", "),
-        asked(report)
-    );
+    let what = match load.plain {
+        true => "what answers".to_string(),
+        false => format!("{} {}", report.deployment.version, kind.unwrap_or_default()),
+    };
+    let mut out = format!("{t}{what} at {}{t:#}: {how}; {}\n{}\n", report.target, parts.join(", "), asked(report));
     for (i, run) in report.runs.iter().enumerate() {
         out.push('\n');
         if report.runs.len() > 1 {
@@ -190,6 +187,7 @@ fn run_text(run: &Run, verbose: bool) -> String {
         Some(us) => {
             let _ = writeln!(out, ", the servers {}", time_us(us));
         }
+        None if run.servers.is_empty() => out.push('\n'),
         None => {
             let _ = writeln!(out, "; the servers' CPU could not be read on all of them, or was too low to measure");
         }

@@ -26,10 +26,12 @@ pub struct TcpSocket {
     pub rtt_us: u32,
     pub retransmits: u32,
     pub segments_out: u32,
-    /// Bytes on their way: segments without an answer, of the largest size.
+    /// Bytes on their way: segments without an answer, each of the largest size, but no more than wait for an answer.
     pub in_flight: u64,
-    /// For how long anything waited to be sent or acknowledged, in us. `None` before Linux 4.9.
+    /// For how long anything waited to be sent or acknowledged, in us. `None` before Linux 4.10.
     pub busy_us: Option<u64>,
+    /// Whether it was opened after the first of two looks; only the second one tells.
+    pub begun: bool,
     pub peer_window: Option<u32>,
     /// How often the oldest segment without an answer, or a probe, was sent again.
     pub tries: u8,
@@ -116,8 +118,10 @@ fn dump(family: u8, states: StateFlags, extensions: ExtensionFlags, found: &mut 
                         rtt_us: field(68).unwrap_or(0),
                         retransmits: field(100).unwrap_or(0),
                         segments_out: field(136).unwrap_or(0),
-                        in_flight: u64::from(field(24).unwrap_or(0)) * u64::from(field(16).unwrap_or(0)),
+                        in_flight: (u64::from(field(24).unwrap_or(0)) * u64::from(field(16).unwrap_or(0)))
+                            .min(h.send_queue.into()),
                         busy_us: long(168),
+                        begun: false,
                         peer_window: field(228),
                         // Since its last answer: segments sent again, and probes of a closed window or of a keepalive.
                         tries: byte(2).max(byte(3)),
@@ -148,6 +152,31 @@ fn plain(ip: IpAddr) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_tells_how_long_a_socket_was_busy_and_what_is_on_its_way() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_accepted, from) = listener.accept().unwrap();
+        client.set_nonblocking(true).unwrap();
+        let look = || {
+            let all = all().expect("sock_diag answers");
+            all.into_iter().find(|s| s.local == (from.ip(), from.port())).expect("the socket is there")
+        };
+        let idle = look();
+        assert_eq!((idle.in_flight, idle.send_queue), (0, 0));
+        // Nobody reads: what is written stays.
+        while std::io::Write::write(&mut client, &[7; 65536]).is_ok() {}
+        loop {
+            let full = look();
+            assert!(full.in_flight <= u64::from(full.send_queue) && full.send_queue > 0);
+            // Before Linux 4.10 nothing is told.
+            if full.busy_us.is_none_or(|us| us > idle.busy_us.unwrap_or(0) + 1000) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
 
     #[test]
     fn mapped_ipv6_addresses_become_ipv4() {

@@ -17,8 +17,8 @@ pub struct Command {
     pub reads: bool,
     /// Whether it writes keys, or may.
     pub writes: bool,
-    /// Positions of its other keys.
-    pub more_keys_at: Vec<usize>,
+    /// Positions of the keys that it may write.
+    pub written_at: Vec<usize>,
     /// What is known of its keys.
     pub keys: KeysKnown,
     /// Where the server says that they are.
@@ -34,16 +34,15 @@ pub struct Command {
 impl Command {
     /// As far as is known before a server was asked about it.
     pub fn new(name: String, template: Template, is_get: bool, upto: f64) -> Command {
-        let mut keys_at = keys_of(&name, &template);
-        let keys = if keys_at.is_empty() { KeysKnown::Guessed } else { KeysKnown::All };
-        let more_keys_at = keys_at.split_off(keys_at.len().min(1));
-        let key_at = keys_at.first().copied().or((template.arguments() > 1).then_some(1));
+        let written_at = keys_of(&name, &template);
+        let keys = if written_at.is_empty() { KeysKnown::Guessed } else { KeysKnown::All };
+        let key_at = written_at.first().copied().or((template.arguments() > 1).then_some(1));
         let writes = !READS.contains(&&*template.name());
         Command {
             name,
             template,
             key_at,
-            more_keys_at,
+            written_at,
             keys,
             places: None,
             reads: false,

@@ -81,9 +81,9 @@ pub enum SettingsError {
     /// Subscribers without messages.
     #[error("--subscribers listen to what the built-in publish sends; add it: --mix publish=1")]
     NothingPublished,
-    /// What has to be asked for.
-    #[error("--plain asks the servers nothing, but {0}")]
-    Asked(&'static str),
+    /// What cannot be done without a question to the servers.
+    #[error("--plain {0}")]
+    Plain(&'static str),
     /// More threads than connections.
     #[error("{threads} threads cannot share {lanes} connection{}; give --threads {lanes}", plural(.lanes))]
     ThreadsWithoutConnection {

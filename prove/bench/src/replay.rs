@@ -169,11 +169,11 @@ impl Recording {
         Frame::new(self.bytes(seq)).items().map(|word| word.text()).collect()
     }
 
-    /// What removes keys of this recording, each once: those that `keys_of` finds, given a command's kind and words.
-    /// `None` where there are none.
-    pub(crate) fn unlinks(&self, keys_of: impl Fn(u16, &[&[u8]]) -> Vec<usize>) -> Option<Recording> {
+    /// What removes keys of the first `sent` commands, each once: those that `keys_of` finds, given a command's kind
+    /// and words. `None` where there are none.
+    pub(crate) fn unlinks(&self, sent: u64, keys_of: impl Fn(u16, &[&[u8]]) -> Vec<usize>) -> Option<Recording> {
         let mut known: HashSet<&[u8]> = HashSet::new();
-        for seq in 0..self.commands() {
+        for seq in 0..sent.min(self.commands()) {
             let words = self.words(seq);
             known.extend(keys_of(self.kind(seq), &words).into_iter().filter_map(|at| words.get(at)));
         }
@@ -258,17 +258,20 @@ mod tests {
     fn what_removes_its_keys_has_each_of_them_once() {
         let recording = Recording::read(&b"SET a 1\nGET b\nSET a 2\nMSET c 1 'd e' 2\nSET\n"[..]).unwrap();
         let kinds = recording.names().to_vec();
-        let written = recording.unlinks(|kind, _| match kinds[usize::from(kind)].as_str() {
-            "SET" => vec![1],
-            "MSET" => vec![1, 3],
-            _ => Vec::new(),
-        });
-        let unlinks = written.unwrap();
+        let written = |sent| {
+            recording.unlinks(sent, |kind, _| match kinds[usize::from(kind)].as_str() {
+                "SET" => vec![1],
+                "MSET" => vec![1, 3],
+                _ => Vec::new(),
+            })
+        };
+        assert_eq!(written(3).unwrap().commands(), 1, "the others were not sent");
+        let unlinks = written(u64::MAX).unwrap();
         let mut keys: Vec<&[u8]> = (0..unlinks.commands()).map(|seq| unlinks.words(seq)[1]).collect();
         keys.sort_unstable();
         assert_eq!((keys, unlinks.words(0)[0]), (vec![&b"a"[..], b"c", b"d e"], &b"UNLINK"[..]));
         assert_eq!(unlinks.slot(0), Some(slot_of(unlinks.words(0)[1])));
-        assert!(recording.unlinks(|_, _| Vec::new()).is_none());
+        assert!(recording.unlinks(5, |_, _| Vec::new()).is_none());
     }
 
     #[test]

@@ -95,6 +95,10 @@ pub struct Load {
     pub read_from: String,
     /// The run is invalid when a thousandth of the requests was looked at later than this.
     pub lateness_us_allowed: f64,
+    /// Nothing but the workload was sent, so that nothing is known of the server. False in reports of before this was
+    /// kept.
+    #[serde(default)]
+    pub plain: bool,
 }
 
 /// One run.
@@ -372,6 +376,7 @@ pub(crate) mod tests {
             timeout_s: 3.0,
             read_from: "primary".into(),
             lateness_us_allowed: 5000.0,
+            plain: false,
         }
     }
 

@@ -18,8 +18,12 @@ pub struct Sample {
     proc_ticks: Option<u64>,
 }
 
-/// CPU and commands of every server that requests go to, as far as they answer; masters first.
+/// CPU and commands of every server that requests go to, as far as they answer; masters first. None where nothing is
+/// asked.
 pub fn sample(settings: &Settings, topology: &Topology) -> Vec<Sample> {
+    if settings.plain {
+        return Vec::new();
+    }
     let replicas = topology.nodes.iter().filter(|n| settings.read_from != ReadFrom::Primary && !n.owns_slots());
     std::thread::scope(|scope| {
         let asked: Vec<_> = topology
@@ -28,8 +32,8 @@ pub fn sample(settings: &Settings, topology: &Topology) -> Vec<Sample> {
             .map(|node| {
                 let (address, role) = (&node.address, if node.owns_slots() { "master" } else { "replica" });
                 scope.spawn(move || {
-                    let asked = (!settings.plain).then(|| open(settings, address).ok()).flatten();
-                    let info = asked
+                    let info = open(settings, address)
+                        .ok()
                         .and_then(|mut c| c.call(&["INFO"]).ok())
                         .map(|v| Info::parse(&v.text().unwrap_or_default()));
                     let proc_ticks = info.as_ref().and_then(proc_ticks);

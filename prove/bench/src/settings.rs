@@ -104,7 +104,7 @@ pub struct Settings {
     pub subscribers: usize,
     /// Over shared memory, where the server runs with `unslow bypass`.
     pub rings: bool,
-    /// Ask nothing but the workload, over one address: for proxies that close a connection on HELLO, INFO or COMMAND.
+    /// Send only the workload, to one address: for proxies that close a connection on HELLO, INFO or COMMAND.
     pub plain: bool,
 }
 
@@ -168,9 +168,9 @@ impl Settings {
             return Err(SettingsError::Timeout);
         }
         if self.plain
-            && let Some(what) = self.asked()
+            && let Some(what) = self.not_plain()
         {
-            return Err(SettingsError::Asked(what));
+            return Err(SettingsError::Plain(what));
         }
         if self.subscribers > 0 && !self.spec.mix.contains_key("publish") {
             return Err(SettingsError::NothingPublished);
@@ -203,12 +203,13 @@ impl Settings {
         }
     }
 
-    /// What needs answers beside those of the workload.
-    fn asked(&self) -> Option<&'static str> {
+    /// What [`Settings::plain`] cannot do.
+    fn not_plain(&self) -> Option<&'static str> {
+        let is_group = self.target.service.is_some() || self.target.endpoints.len() > 1;
         [
-            (self.spec.script.is_some(), "--script is loaded into the servers"),
-            (self.read_from != ReadFrom::Primary, "--read-from has to know the replicas"),
-            (self.target.service.is_some(), "Sentinels have to be asked for the master"),
+            (self.spec.script.is_some(), "cannot load a --script; load it yourself, and use EVALSHA"),
+            (self.read_from != ReadFrom::Primary, "cannot find replicas for --read-from; give a replica's address"),
+            (is_group, "cannot find a master through Sentinels; give the master's address"),
         ]
         .into_iter()
         .find_map(|(is, what)| is.then_some(what))
@@ -269,6 +270,7 @@ impl Settings {
             tls: self.target.tls,
             speed: self.speed,
             lateness_us_allowed: self.lateness_max.as_nanos() as f64 / 1e3,
+            plain: self.plain,
         }
     }
 
@@ -361,8 +363,10 @@ pub(crate) mod tests {
         assert_eq!(refused(&|s| (s.rate, s.speed) = (Some(vec![1.0]), Some(1.0))), SettingsError::TwoSchedules);
         assert_eq!(refused(&|s| s.length = Duration::ZERO), SettingsError::Length);
         assert_eq!(refused(&|s| s.timeout = Duration::from_secs(3601)), SettingsError::Timeout);
-        assert!(matches!(refused(&|s| (s.plain, s.read_from) = (true, ReadFrom::Any)), SettingsError::Asked(_)));
-        assert!(matches!(refused(&|s| (s.plain, s.spec.script) = (true, Some("a".into()))), SettingsError::Asked(_)));
+        let group = |s: &mut Settings| s.target = Target::parse("redis+sentinel://a,b/name").unwrap();
+        assert!(matches!(refused(&|s| (s.plain, _) = (true, group(s))), SettingsError::Plain(_)));
+        assert!(matches!(refused(&|s| (s.plain, s.read_from) = (true, ReadFrom::Any)), SettingsError::Plain(_)));
+        assert!(matches!(refused(&|s| (s.plain, s.spec.script) = (true, Some("a".into()))), SettingsError::Plain(_)));
         assert_eq!(refused(&|s| s.subscribers = 1), SettingsError::NothingPublished);
         let crowded = refused(&|s| s.threads = 9);
         assert_eq!(crowded, SettingsError::ThreadsWithoutConnection { threads: 9, lanes: 8 });

@@ -6,11 +6,11 @@
 //!
 //! Seen when: on the server's machine, the data that waits unsent or unacknowledged on its sockets to clients on other
 //! machines, both as the window begins and as it ends, would take over 0.1 s, and over four round trips, to send at the
-//! rate of this window; these clients are reading (their windows are open); the path was in use for most of the
-//! window; and it shows that it is full: 0.1 % of the segments are retransmitted, or the round trip is three times its
-//! own minimum and explains the rate (what is on its way, sent once a round trip, is about what was sent). It is also
-//! reported, as a risk, when a network device of the machine carried over 80 % of its own speed in one direction, half
-//! of it for this server.
+//! rate of this window; these clients are reading (their windows are open); something waited on at least 0.8 of their
+//! connections on average, so that the path was not idle for much of the window; and it shows that it is full: 0.1 %
+//! of the segments are retransmitted, or the round trip is three times its own minimum and explains the rate (what is
+//! on its way, sent once a round trip, is at most four times what was sent). It is also reported, as a risk, when a
+//! network device of the machine carried over 80 % of its own speed in one direction, half of it for this server.
 //!
 //! Not to be taken for: clients that do not read (`not_your_redis`), whose windows are closed; loss without a queue
 //! (`packet_loss`); distance (`far_client`), where little is waiting; a server that cannot keep up (`big_values`,
@@ -46,7 +46,7 @@ const LONGER: f64 = 3.0;
 const AGAIN: f64 = 0.001;
 /// What is on its way during one round trip, beside what was sent in that time: no more where the path is the limit.
 const FASTER: f64 = 4.0;
-/// A path that carries nothing for longer than the rest of the window is not full.
+/// Connections on which something waits, on average: with fewer the path is idle for the rest of the window.
 const IN_USE: f64 = 0.8;
 /// Below this rate nothing says how fast the queue moves, in bytes a second.
 const LEAST: f64 = 100_000.0;
@@ -103,7 +103,7 @@ impl Queue<'_> {
         shown > HALF * self.bytes
     }
 
-    /// Whether something was on the way to its clients most of the time, or nothing says how long.
+    /// Whether something was on the way to its clients for long enough, or nothing says for how long.
     fn is_in_use(&self) -> bool {
         self.peers.iter().map(|p| p.busy).sum::<Option<f64>>().is_none_or(|sockets| sockets >= IN_USE)
     }
@@ -200,14 +200,15 @@ fn found(facts: &Facts, q: &Queue) -> Finding {
             "ss -tin",
             format!(
                 "{}: {} sockets, {} in send queues, none with a closed window, round trip {} (minimum {}), {} of {} \
-                 segments sent again",
+                 segments sent again{}",
                 p.host,
                 p.sockets,
                 bytes(standing(p)),
                 time_us(p.rtt_us_p50.into()),
                 time_us(p.min_rtt_us_p50.into()),
                 p.retransmits,
-                p.segments_out
+                p.segments_out,
+                p.busy.map_or(String::new(), |busy| format!("; data waiting on {busy:.1} of the sockets on average"))
             ),
         );
     }
@@ -302,6 +303,11 @@ mod tests {
         // 750 kB at 2.5 MB/s.
         assert_eq!(found.impact.currency, Currency::Latency);
         assert!((found.impact.value - 300.0).abs() < 1.0, "{}", found.impact.value);
+        // Small replies: a segment each, and a path that delays them.
+        let small = facts(|p| (p.in_flight_bytes, p.send_queue_bytes) = (Some(750_000), 750_000));
+        assert_eq!(answer(&check(&small)), "present");
+        // Nothing tells for how long it was in use: an old kernel, or a connection for each request.
+        assert_eq!(answer(&check(&facts(|p| (p.busy, p.in_flight_bytes) = (None, None)))), "present");
         // A path that drops what is too much has no long round trip.
         let dropping = facts(|p| (p.rtt_us_p50, p.retransmits) = (250, 400));
         assert_eq!(answer(&check(&dropping)), "present");
@@ -310,10 +316,13 @@ mod tests {
     #[test]
     fn look_alikes_are_left_alone() {
         type Change = fn(&mut PeerSockets);
-        let cases: [(&str, Change); 9] = [
+        let cases: [(&str, Change); 10] = [
             ("a reply on its way", |p| p.send_queue_bytes = 100_000),
             ("a burst of replies as the window ends", |p| p.standing_bytes = Some(0)),
             ("a large reply now and then, on its way at both looks", |p| p.busy = Some(0.5)),
+            ("the same of several clients at a time", |p| {
+                (p.busy, p.rtt_us_p50, p.min_rtt_us_p50, p.in_flight_bytes) = (Some(1.0), 90, 20, Some(64_000));
+            }),
             // What is acknowledged once in 90 us would be 700 MB/s.
             ("clients that are slow to read large replies", |p| {
                 (p.rtt_us_p50, p.min_rtt_us_p50, p.in_flight_bytes) = (90, 20, Some(64_000));

@@ -133,6 +133,14 @@ fn is_unanswered(socket: &TcpSocket) -> bool {
     socket.tries >= 3 && socket.quiet_ms >= 3000
 }
 
+/// On how many of these sockets something waited, on average over the window. Those that were closed in it took their
+/// time with them, so nothing is said where most of what waits is on sockets that were opened in it.
+fn busy(group: &[&TcpSocket], window_s: f64) -> Option<f64> {
+    let queued = |begun: bool| group.iter().filter(|s| s.begun == begun).map(|s| u64::from(s.send_queue)).sum::<u64>();
+    let us = group.iter().map(|s| s.busy_us).sum::<Option<u64>>()?;
+    (queued(true) <= queued(false)).then(|| us as f64 / 1e6 / window_s.max(0.001))
+}
+
 /// The socket table as a window of `window_s` seconds began, and as it ended, with what its counters grew by.
 pub struct InWindow<'a> {
     pub before: &'a [TcpSocket],
@@ -175,11 +183,7 @@ pub fn by_peer(seen: &InWindow<'_>, listened: &[Listened]) -> Vec<PeerSockets> {
                 send_queue_bytes,
                 standing_bytes: Some(send_queue_bytes.min(waited.get(&ip).copied().unwrap_or(0))),
                 in_flight_bytes: Some(group.iter().map(|s| s.in_flight).sum()),
-                busy: group
-                    .iter()
-                    .map(|s| s.busy_us)
-                    .sum::<Option<u64>>()
-                    .map(|us| us as f64 / 1e6 / window_s.max(0.001)),
+                busy: busy(&group, window_s),
                 receive_queue_bytes: group.iter().map(|s| u64::from(s.receive_queue)).sum(),
                 window_closed: group.iter().filter(|s| s.send_queue > 0 && s.peer_window == Some(0)).count() as u32,
                 unanswered: group.iter().filter(|s| is_unanswered(s)).count() as u32,
@@ -218,6 +222,7 @@ pub mod tests {
             segments_out: 0,
             in_flight: 0,
             busy_us: None,
+            begun: false,
             peer_window: None,
             tries: 0,
             quiet_ms: 0,
@@ -264,6 +269,19 @@ pub mod tests {
         assert_eq!((near.send_queue_bytes, near.window_closed, far.window_closed), (5, 1, 0));
         assert_eq!((near.standing_bytes, far.standing_bytes), (Some(3), Some(0)));
         assert_eq!((near.in_flight_bytes, near.busy), (Some(4 * 1448), Some(1.0)));
+        let time = |change: &dyn Fn(&mut TcpSocket)| {
+            let mut waiting = TcpSocket { send_queue: 5, ..client("10.0.0.1:6379", "10.0.0.7:1000", None, 0) };
+            change(&mut waiting);
+            let longer = TcpSocket {
+                send_queue: 4,
+                busy_us: Some(1_500_000),
+                ..client("10.0.0.1:6379", "10.0.0.7:1001", None, 0)
+            };
+            busy(&[&waiting, &longer], 2.0)
+        };
+        assert_eq!(time(&|_| ()), Some(1.0));
+        assert_eq!(time(&|s| s.begun = true), None, "those before it are closed, and nobody counted their time");
+        assert_eq!(time(&|s| s.busy_us = None), None, "an old kernel");
         assert_eq!((near.unanswered, far.unanswered, far.unanswered_ms), (0, 1, 9000));
         let one_address = by_peer(&seen(&[]), &[at("10.0.0.2:6379")]);
         assert_eq!(one_address.iter().map(|p| (p.host.as_str(), p.sockets)).collect::<Vec<_>>(), [("10.0.0.7", 1)]);

@@ -135,7 +135,10 @@ impl Watch {
         sockets.retain(|s| s.listening || !ours.contains(&s.peer));
         let before: BTreeMap<_, &TcpSocket> = self.sockets.iter().map(|s| ((s.local, s.peer), s)).collect();
         for socket in &mut sockets {
-            if let Some(before) = before.get(&(socket.local, socket.peer)) {
+            // One of the same addresses whose time is shorter now is another one.
+            let before = before.get(&(socket.local, socket.peer)).filter(|before| socket.busy_us >= before.busy_us);
+            socket.begun = before.is_none();
+            if let Some(before) = before {
                 socket.retransmits = socket.retransmits.saturating_sub(before.retransmits);
                 socket.segments_out = socket.segments_out.saturating_sub(before.segments_out);
                 let begun = before.busy_us.unwrap_or(0);

@@ -132,7 +132,18 @@ mod tests {
         let workload = Arc::new(Workload::compile(&settings.spec, None).unwrap());
         let load = settings.load();
         let version = String::new();
-        Session { guard: guarded(), settings, workload, topology, version, at_ms: 0, load, preloaded: 0, runs: 0 }
+        Session {
+            guard: guarded(),
+            settings,
+            workload,
+            topology,
+            version,
+            at_ms: 0,
+            load,
+            preloaded: 0,
+            has_sent: false,
+            runs: 0,
+        }
     }
 
     /// 1,000 answers, each within a millisecond, which nobody was late for.

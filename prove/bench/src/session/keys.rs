@@ -117,7 +117,7 @@ fn of_one(master: &mut Connection) -> Held {
 /// What became of the keys that were written.
 #[derive(Debug, Default)]
 pub struct Removed {
-    /// Names of the commands whose keys stay: they may have been there before, or are not known.
+    /// Names of the commands whose keys, if they wrote any, stay: these may have been there before, or are not known.
     pub stay: Vec<String>,
     /// Why keys are left that should not be.
     pub failed: Option<String>,
@@ -132,11 +132,14 @@ impl Removed {
 }
 
 impl Session {
-    /// Removes the keys that the preload and the runs wrote. `before` is what was there before them: a key that does
-    /// not begin with `unslow:` is removed only where there was nothing, and none at all where an earlier benchmark has
-    /// left its own.
+    /// Removes the keys that the preload and the runs wrote, or may have written. `before` is what was there before
+    /// them: a key that does not begin with `unslow:` is removed only where there was nothing, and none at all where an
+    /// earlier benchmark has left its own.
     pub fn remove_keys(&self, before: &Held) -> Removed {
         let mut removed = Removed::default();
+        if !self.has_sent {
+            return removed;
+        }
         let (templates, recorded) = (self.written(before, &mut removed), self.recorded(before, &mut removed));
         let mut all: Vec<Result<Workload, WorkloadError>> = Vec::new();
         all.extend(templates.into_iter().map(|template| {
@@ -169,10 +172,10 @@ impl Session {
             let is_ours = |template: &Template| before.is_ours(|prefix| template.begins(1, prefix));
             // What is guessed may be no key at all.
             let is_known = command.keys != KeysKnown::Guessed;
-            let keys_at = command.key_at.iter().chain(&command.more_keys_at).filter(|_| is_known);
+            let keys_at = command.written_at.iter().filter(|_| is_known);
             let all: Vec<Option<Template>> =
                 keys_at.map(|at| command.template.unlink(*at).filter(|template| is_ours(template))).collect();
-            let is_whole = command.keys == KeysKnown::All && !all.is_empty() && all.iter().all(Option::is_some);
+            let is_whole = command.keys == KeysKnown::All && all.iter().all(Option::is_some);
             if !is_whole {
                 removed.stays(&command.name);
             }
@@ -189,12 +192,13 @@ impl Session {
     fn recorded(&self, before: &Held, removed: &mut Removed) -> Option<Recording> {
         let recording = self.workload.recording.as_ref()?;
         let staying = RefCell::new(removed);
-        recording.unlinks(|kind, words| {
+        let sent = self.settings.requests.unwrap_or(u64::MAX).min(recording.commands());
+        recording.unlinks(sent, |kind, words| {
             let Some(command) = self.workload.commands.get(usize::from(kind)).filter(|command| command.writes) else {
                 return Vec::new();
             };
             let (mut keys_at, known) =
-                command.places.map_or((Vec::new(), KeysKnown::Guessed), |places| places.among(words));
+                command.places.map_or((Vec::new(), KeysKnown::Guessed), |places| places.written(words));
             let found = keys_at.len();
             keys_at.retain(|at| words.get(*at).is_some_and(|key| before.is_ours(|prefix| key.starts_with(prefix))));
             if known != KeysKnown::All || keys_at.len() < found {

@@ -47,6 +47,8 @@ pub struct Session {
     at_ms: u64,
     load: Load,
     preloaded: u64,
+    /// Whether any of the workload was sent.
+    has_sent: bool,
     runs: u32,
 }
 
@@ -78,6 +80,7 @@ impl Session {
             self.topology = topology;
         }
         self.runs += 1;
+        self.has_sent = true;
         self.run_once(observer)
     }
 
@@ -92,6 +95,7 @@ impl Session {
             requests: None,
             ..self.settings.clone()
         };
+        self.has_sent = true;
         let whole = std::mem::replace(&mut self.settings, settings);
         let ran = self.run_once(&mut |_| {});
         self.settings = whole;

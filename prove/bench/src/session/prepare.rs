@@ -44,8 +44,8 @@ impl Session {
         if let Some(recording) = workload.recording.filter(|_| !settings.spec.replay_loop) {
             settings.requests = Some(settings.requests.unwrap_or(u64::MAX).min(recording.commands()));
         }
-        let asked = if settings.plain { Asked::nothing(&settings)? } else { Asked::servers(&settings)? };
-        let Asked { topology, workload, version, is_replica, mut masters } = asked;
+        let known = if settings.plain { Known::nothing(&settings)? } else { Known::of(&settings)? };
+        let Known { topology, workload, version, is_replica, mut masters } = known;
         fits(&settings, &topology, &workload)?;
         make_room(Needs {
             servers: match settings.read_from {
@@ -60,8 +60,18 @@ impl Session {
         let load = settings.load();
         let preload = settings.spec.preload.unwrap_or_else(|| workload.wants_preload() && !is_replica);
         let (guard, workload) = (guarded(), Arc::new(workload));
-        let mut session =
-            Session { guard, settings, workload, topology, version, at_ms: 0, load, preloaded: 0, runs: 0 };
+        let mut session = Session {
+            guard,
+            settings,
+            workload,
+            topology,
+            version,
+            at_ms: 0,
+            load,
+            preloaded: 0,
+            has_sent: false,
+            runs: 0,
+        };
         session.probe(&mut masters)?;
         drop(masters);
         if preload {
@@ -114,7 +124,7 @@ impl Session {
             return Err(Unfit::Unwritten { missing, total, example }.into());
         }
         observer(Progress::Preload { done: total, total });
-        self.preloaded = total;
+        (self.preloaded, self.has_sent) = (total, true);
         Ok(())
     }
 
@@ -145,13 +155,14 @@ impl Session {
             load: self.load.clone(),
             settings,
             preloaded: 0,
+            has_sent: false,
             runs: 0,
         }
     }
 }
 
-/// What servers said before a run.
-struct Asked {
+/// What is known before a run.
+struct Known {
     topology: Topology,
     workload: Workload,
     /// Product and version.
@@ -161,8 +172,8 @@ struct Asked {
     masters: Vec<Connection>,
 }
 
-impl Asked {
-    fn servers(settings: &Settings) -> Result<Asked, Error> {
+impl Known {
+    fn of(settings: &Settings) -> Result<Known, Error> {
         let topology = look(&settings.target, &settings.options)?;
         let mut masters = open_masters(settings, &topology)?;
         let info = masters[0].call(&["INFO"]).map(|v| Info::parse(&v.text().unwrap_or_default())).ok();
@@ -181,13 +192,13 @@ impl Asked {
         if is_replica && let Some(write) = writes {
             return Err(Unfit::Replica { address: masters[0].peer().to_string(), write }.into());
         }
-        Ok(Asked { topology, workload, version, is_replica, masters })
+        Ok(Known { topology, workload, version, is_replica, masters })
     }
 
-    fn nothing(settings: &Settings) -> Result<Asked, Error> {
+    fn nothing(settings: &Settings) -> Result<Known, Error> {
         let topology = group(DeploymentKind::Standalone, settings.target.address(), Vec::new());
         let workload = Workload::compile(&settings.spec, None)?;
-        Ok(Asked { topology, workload, version: UNKNOWN.into(), is_replica: false, masters: Vec::new() })
+        Ok(Known { topology, workload, version: UNKNOWN.into(), is_replica: false, masters: Vec::new() })
     }
 }
 
@@ -298,10 +309,9 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
                 gives: found - 1,
             });
         }
-        let mut keys_at;
-        (keys_at, command.keys) = places.among(&command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 }));
-        command.more_keys_at = keys_at.split_off(keys_at.len().min(1));
-        command.key_at = keys_at.first().copied();
+        let words = command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
+        command.key_at = places.among(&words).0.first().copied();
+        (command.written_at, command.keys) = places.written(&words);
     }
     Ok(writes)
 }
