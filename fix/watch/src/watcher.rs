@@ -47,8 +47,14 @@ const UNOWNED: u64 = 1_000 * MS;
 const FORGOTTEN: u64 = 60_000 * MS;
 /// Views of this age may stand beside the newest one.
 const FRESH: u64 = 1_000 * MS;
+/// With so many at hand a node that has just connected is not asked for its own: a view is as large as its cluster, and
+/// a thousand nodes connect at a time.
+const ENOUGH_VIEWS: usize = 32;
 /// A node spends at most this share of its time on views: one in 20.
 const SHARE: u64 = 20;
+/// A topology that takes longer than this to make is made in at most one part in four of the time.
+const LONG_REBUILD: u64 = 2 * MS;
+const REBUILD_SHARE: u64 = 4;
 /// Subscriptions under way on a link; more would keep the server from its work for milliseconds.
 const SUBSCRIBING_MAX: usize = 256;
 /// The last four come before a promotion, or instead of it.
@@ -100,6 +106,9 @@ pub struct Watcher {
     poll_at: u64,
     epochs_at: u64,
     fresh_at: u64,
+    /// The topology is not made anew before this, and whether it is due, by the first sign of it.
+    rebuild_at: u64,
+    rebuild_due: Option<Sign>,
     tick_at: u64,
     ticked_at: u64,
     publisher: Option<Publisher>,
@@ -139,6 +148,8 @@ impl Watcher {
             poll_at: 0,
             epochs_at: 0,
             fresh_at: 0,
+            rebuild_at: 0,
+            rebuild_due: None,
             tick_at: 0,
             ticked_at: now_ns(),
             publisher,

@@ -274,8 +274,10 @@ impl Watcher {
                     if self.links[at].level >= (7, 0) && self.zones.is_empty() {
                         self.ask(io, at, Ask::Shards, &["CLUSTER", "SHARDS"]);
                     }
-                    self.links[at].nodes_due = 0;
-                    self.want_nodes(io, at);
+                    if self.views_at_hand() < ENOUGH_VIEWS {
+                        self.links[at].nodes_due = 0;
+                        self.want_nodes(io, at);
+                    }
                 }
                 self.want_role(io, at);
                 self.subscribe(io, at);
@@ -315,6 +317,13 @@ impl Watcher {
         // First what is to be held: what comes of it is asked then.
         self.resettle(io);
         self.ask_sentinels(io);
+    }
+
+    /// Views of this moment, and those that are under way.
+    fn views_at_hand(&self) -> usize {
+        let is_fresh = |at: u64| at + FRESH >= now_ns();
+        let asked = self.links.iter().filter(|l| l.asked(|a| matches!(a, Ask::Nodes(_) | Ask::Slots(_)))).count();
+        asked + self.views.values().filter(|(at, _)| is_fresh(*at)).count()
     }
 
     /// The data nodes of a topology.

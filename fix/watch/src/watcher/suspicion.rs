@@ -19,7 +19,7 @@ impl Watcher {
         if self.kind != DeploymentKind::Cluster && self.forget_unnamed(now) {
             changed = Some(Sign::Poll);
         }
-        if let Some(sign) = changed {
+        if let Some(sign) = changed.or(self.rebuild_due) {
             self.rebuild(io, sign);
         }
         if self.hold.is_some() {

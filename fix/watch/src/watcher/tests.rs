@@ -50,6 +50,8 @@ pub(super) fn watcher(kind: DeploymentKind) -> (Watcher, Receiver<News>) {
         poll_at: 0,
         epochs_at: 0,
         fresh_at: 0,
+        rebuild_at: 0,
+        rebuild_due: None,
         tick_at: 0,
         ticked_at: 0,
         publisher: None,
@@ -127,6 +129,8 @@ fn views_older_than_a_second_are_ignored() {
         watcher.views.insert(A.into(), (NOW - age, view(&THREE)));
         watcher.views.insert(B.into(), (NOW, without_c("b")));
         assert_eq!(watcher.cluster(NOW).unwrap().at(C).is_some(), counts, "{age} ns");
+        // A view is as large as its cluster: what is not looked at again is not kept.
+        assert_eq!(watcher.views.contains_key(A), counts);
     }
 }
 

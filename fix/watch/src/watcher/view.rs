@@ -62,8 +62,21 @@ impl Watcher {
         self.rebuild(io, Sign::Poll);
     }
 
+    /// Makes the topology anew, or notes that it is due: of many nodes that takes milliseconds, and while all of them
+    /// connect, or come back, each one has news.
     pub(super) fn rebuild(&mut self, io: &mut Io, sign: Sign) {
-        let now = now_ns();
+        let begun = now_ns();
+        if begun < self.rebuild_at {
+            self.rebuild_due.get_or_insert(sign);
+            return;
+        }
+        self.rebuild_due = None;
+        self.rebuild_at_once(io, sign, begun);
+        let took = now_ns().saturating_sub(begun);
+        self.rebuild_at = if took > LONG_REBUILD { begun + took * REBUILD_SHARE } else { 0 };
+    }
+
+    fn rebuild_at_once(&mut self, io: &mut Io, sign: Sign, now: u64) {
         let topology = match self.kind {
             DeploymentKind::Cluster => match self.cluster(now) {
                 Some(topology) => topology,
