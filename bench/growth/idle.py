@@ -5,6 +5,7 @@ Usage: idle.py UNSLOW MASTERS RANGES CLIENTS   (prints one row of a table)
 import os
 import pathlib
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -14,10 +15,12 @@ unslow, masters, ranges, clients = sys.argv[1], *map(int, sys.argv[2:])
 GATEWAY = 7999
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 started = []
+for end in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(end, lambda *_: sys.exit(1))
 
 
-def start(*words, **more):
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **more)
+def start(*words, stdout=subprocess.DEVNULL):
+    child = subprocess.Popen(words, stdout=stdout, stderr=subprocess.DEVNULL, text=True)
     started.append(child)
     return child
 
@@ -45,8 +48,10 @@ def asked():
 
 
 try:
-    stand_in = start(sys.executable, str(pathlib.Path(__file__).with_name("cluster.py")), str(masters), str(ranges))
-    stand_in.stdout.readline()
+    script = str(pathlib.Path(__file__).with_name("cluster.py"))
+    stand_in = start(sys.executable, script, str(masters), str(ranges), stdout=subprocess.PIPE)
+    if stand_in.stdout.readline() != "ready\n":
+        sys.exit("the stand-ins do not listen: is port 7000 taken?")
     url = "redis://127.1.0.1:7000"
     begun = time.monotonic()
     gateway = start(unslow, "gateway", "--listen", f"127.0.0.1:{GATEWAY}", url)
@@ -55,6 +60,8 @@ try:
         if time.monotonic() - begun > 60 or gateway.poll() is not None:
             sys.exit("the gateway did not answer within a minute")
     answered = time.monotonic() - begun
+    if gateway.poll() is not None:
+        sys.exit(f"another gateway answers on port {GATEWAY}")
     watcher = start(unslow, "watch", "-q", url)
     held = [first] + [asked() for _ in range(clients - 1)]
     if None in held:

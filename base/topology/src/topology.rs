@@ -222,7 +222,11 @@ impl Topology {
 
     /// The node at this address.
     pub fn at(&self, address: &str) -> Option<&Node> {
-        self.nodes.iter().find(|n| n.address == address)
+        // One that was read from a file need not be sorted.
+        match self.nodes.binary_search_by(|n| n.address.as_str().cmp(address)) {
+            Ok(i) => self.nodes.get(i),
+            Err(_) => self.nodes.iter().find(|n| n.address == address),
+        }
     }
 
     /// The node with this id.

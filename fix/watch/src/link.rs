@@ -123,6 +123,8 @@ pub struct Link {
     pub loading: bool,
     pub nodes_wanted: bool,
     pub nodes_due: u64,
+    /// Whether slots of its shard may have no subscription yet.
+    pub subscribe_due: bool,
     pub nodes_denied: bool,
     pub epochs: String,
     pub pinged_at: u64,
@@ -169,6 +171,7 @@ impl Link {
             loading: false,
             nodes_wanted: false,
             nodes_due: 0,
+            subscribe_due: true,
             nodes_denied: false,
             epochs: String::new(),
             pinged_at: 0,

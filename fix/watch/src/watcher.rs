@@ -50,10 +50,13 @@ const FRESH: u64 = 1_000 * MS;
 /// With so many at hand a node that has just connected is not asked for its own: a view is as large as its cluster, and
 /// a thousand nodes connect at a time.
 const ENOUGH_VIEWS: usize = 32;
+/// Its turn comes this much later than that of the link before it.
+const VIEW_TURN: u64 = 10 * MS;
 /// A node spends at most this share of its time on views: one in 20.
 const SHARE: u64 = 20;
 /// A topology that takes longer than this to make is made in at most one part in four of the time.
 const LONG_REBUILD: u64 = 2 * MS;
+const LONGEST_REBUILD: u64 = 50 * MS;
 const REBUILD_SHARE: u64 = 4;
 /// Subscriptions under way on a link; more would keep the server from its work for milliseconds.
 const SUBSCRIBING_MAX: usize = 256;

@@ -85,9 +85,8 @@ impl Plan {
         let mut plan: Plan = toml::from_str(text).context("tests.toml")?;
         if let Some(slots) = slots {
             plan.slots = slots.parse().with_context(|| format!("UNSLOW_TEST_SLOTS={slots:?} is not a number"))?;
+            plan.waiting = 0; // so many at a time, and no more
         }
-        // Who runs fewer at a time means all of them.
-        plan.waiting = plan.waiting.min(plan.slots);
         if plan.waiting == 0 {
             plan.groups.iter_mut().filter(|g| g.need == Need::Waits).for_each(|g| g.need = Need::Servers);
         }
@@ -162,7 +161,9 @@ mod tests {
         let waits = FILE.replace("alone", "waits");
         assert_eq!(Plan::parse(&waits, None).unwrap().need(&test("cli::bench::a_test", false)), Need::Servers);
         let plan = Plan::parse(&format!("waiting = 3\n{waits}"), None).unwrap();
-        assert_eq!((plan.need(&test("cli::bench::a_test", false)), plan.waiting), (Need::Waits, 2));
+        assert_eq!((plan.need(&test("cli::bench::a_test", false)), plan.waiting), (Need::Waits, 3));
+        let plan = Plan::parse(&format!("waiting = 3\n{waits}"), Some("1")).unwrap();
+        assert_eq!((plan.need(&test("cli::bench::a_test", false)), plan.waiting), (Need::Servers, 0));
     }
 
     #[test]

@@ -98,7 +98,8 @@ impl Running {
         match need {
             Need::Pure => self.alone + self.quiet == 0 && self.pure < processors,
             Need::Servers => self.total() == on_servers && self.servers < plan.slots,
-            Need::Waits => self.total() == on_servers && self.waits < plan.waiting,
+            // Where no others are left, these have the slots of all.
+            Need::Waits => self.total() == on_servers && (self.waits < plan.waiting || on_servers < plan.slots),
             Need::Quiet => self.total() == self.quiet && self.quiet < QUIET,
             Need::Alone => self.total() == 0,
         }
@@ -348,6 +349,8 @@ mod tests {
         assert!(!room(&running, Need::Quiet) && room(&running, Need::Waits));
         *running.of(Need::Waits) += 1;
         assert!(!room(&running, Need::Waits) && !room(&running, Need::Alone));
+        let running_out = Running { waits: 1, ..Running::default() };
+        assert!(room(&running_out, Need::Waits) && room(&running_out, Need::Servers));
         let running = Running { quiet: QUIET - 1, ..Running::default() };
         assert!(room(&running, Need::Quiet) && !room(&running, Need::Alone) && !room(&running, Need::Servers));
         let running = Running { quiet: QUIET, ..Running::default() };

@@ -107,7 +107,10 @@ impl Watcher {
             _ => node.master.as_deref().and_then(|id| topology.by_id(id)),
         };
         let Some(owner) = owner else { return };
-        for slot in link.slots_missing(owner.slots.ranges(), SUBSCRIBING_MAX - link.subscribing) {
+        let room = SUBSCRIBING_MAX - link.subscribing;
+        let missing: Vec<u16> = link.slots_missing(owner.slots.ranges(), room).into_iter().collect();
+        self.links[at].subscribe_due = missing.len() == room;
+        for slot in missing {
             self.links[at].held.set(slot, true);
             self.links[at].subscribing += 1;
             self.ask(io, at, Ask::Subscribe(slot), &["SSUBSCRIBE", channel(slot)]);
@@ -170,6 +173,7 @@ impl Watcher {
             Ask::Subscribe(slot) => {
                 self.links[at].subscribing -= 1;
                 self.links[at].held.set(slot, false);
+                self.links[at].subscribe_due = true;
                 match refusal {
                     // The slot has left since, or never was here.
                     Some(Refused::Moved(_) | Refused::ClusterDown) => {
@@ -221,6 +225,7 @@ impl Watcher {
         } else if word == "sunsubscribe" {
             let slot = slot_of(name.as_bytes());
             self.links[at].held.set(slot, false);
+            self.links[at].subscribe_due = true;
             let left = &mut self.left_at[usize::from(slot)];
             if *left + 1000 * MS < now {
                 *left = now;
@@ -271,12 +276,16 @@ impl Watcher {
             }
             _ => {
                 if cluster {
-                    if self.links[at].level >= (7, 0) && self.zones.is_empty() {
-                        self.ask(io, at, Ask::Shards, &["CLUSTER", "SHARDS"]);
-                    }
                     if self.views_at_hand() < ENOUGH_VIEWS {
+                        if self.links[at].level >= (7, 0) && self.zones.is_empty() {
+                            self.ask(io, at, Ask::Shards, &["CLUSTER", "SHARDS"]);
+                        }
                         self.links[at].nodes_due = 0;
                         self.want_nodes(io, at);
+                    } else {
+                        // In its turn: some things a node alone says of itself.
+                        self.links[at].nodes_wanted = true;
+                        self.links[at].nodes_due = now_ns() + VIEW_TURN * (1 + at as u64);
                     }
                 }
                 self.want_role(io, at);
@@ -321,9 +330,10 @@ impl Watcher {
 
     /// Views of this moment, and those that are under way.
     fn views_at_hand(&self) -> usize {
-        let is_fresh = |at: u64| at + FRESH >= now_ns();
-        let asked = self.links.iter().filter(|l| l.asked(|a| matches!(a, Ask::Nodes(_) | Ask::Slots(_)))).count();
-        asked + self.views.values().filter(|(at, _)| is_fresh(*at)).count()
+        let now = now_ns();
+        let is_asked = |l: &Link| l.asked(|a| matches!(a, Ask::Nodes(at) | Ask::Slots(at) if *at + FRESH >= now));
+        let has_told = |l: &Link| self.views.get(&l.address).is_some_and(|(at, _)| *at + FRESH >= now);
+        self.links.iter().filter(|l| is_asked(l) || has_told(l)).count()
     }
 
     /// The data nodes of a topology.

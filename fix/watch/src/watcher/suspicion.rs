@@ -106,7 +106,9 @@ impl Watcher {
         if self.links[at].nodes_wanted {
             self.want_nodes(io, at);
         }
-        self.subscribe(io, at);
+        if self.links[at].subscribe_due {
+            self.subscribe(io, at);
+        }
         if self.links[at].kind == Kind::Node && now >= self.links[at].role_at + ROLES {
             self.want_role(io, at);
         }

@@ -19,7 +19,9 @@ impl Watcher {
         if self.kind == DeploymentKind::Cluster {
             let known = self.topology.as_ref().and_then(|t| t.at(&self.links[at].address)).map(|n| n.role);
             let promoted = matches!(role, Some(RoleReply::Master { .. })) && known == Some(Role::Replica);
-            if promoted {
+            // Its view of before that is no view of a master.
+            let asked_since = |l: &Link| self.views.get(&l.address).is_some_and(|(at, _)| *at > l.leads_since);
+            if promoted && !asked_since(&self.links[at]) {
                 self.sign.get_or_insert((now_ns(), Sign::Role));
                 self.links[at].nodes_due = 0;
                 self.want_nodes(io, at);
@@ -62,17 +64,18 @@ impl Watcher {
         self.rebuild(io, Sign::Poll);
     }
 
-    /// Makes the topology anew, or notes that it is due: of many nodes that takes milliseconds, and while all of them
-    /// connect, or come back, each one has news.
+    /// Makes the topology anew, or notes that it is due: of a cluster of many nodes that takes milliseconds, and while
+    /// all of them connect, or come back, each one has news.
     pub(super) fn rebuild(&mut self, io: &mut Io, sign: Sign) {
         let begun = now_ns();
-        if begun < self.rebuild_at {
+        if self.kind == DeploymentKind::Cluster && begun < self.rebuild_at {
             self.rebuild_due.get_or_insert(sign);
             return;
         }
         self.rebuild_due = None;
         self.rebuild_at_once(io, sign, begun);
-        let took = now_ns().saturating_sub(begun);
+        // What took longer was not its own work: nobody waits for a processor twice.
+        let took = now_ns().saturating_sub(begun).min(LONGEST_REBUILD);
         self.rebuild_at = if took > LONG_REBUILD { begun + took * REBUILD_SHARE } else { 0 };
     }
 
@@ -194,6 +197,7 @@ impl Watcher {
         *self.shared.topology.lock().expect("no thread panicked") = Some(topology.clone());
         self.shared.first.notify_all();
         for at in 0..self.links.len() {
+            self.links[at].subscribe_due = true;
             self.subscribe(io, at);
         }
         // Links to nodes that are no more.
@@ -214,9 +218,13 @@ impl Watcher {
         if changes.is_empty() {
             return;
         }
-        let silent = |address: &str| {
-            let link = self.links.iter().find(|l| l.kind == Kind::Node && l.address == address)?;
-            Some(now.saturating_sub(link.heard_at) / MS).filter(|ms| *ms > 100)
+        let link = |address: &str| self.links.iter().find(|l| l.kind == Kind::Node && l.address == address);
+        let silent = |address: &str| Some(now.saturating_sub(link(address)?.heard_at) / MS).filter(|ms| *ms > 100);
+        // Whatever had the topology made anew.
+        let doubt = |address: &str| match link(address).filter(|l| l.suspected) {
+            Some(link) if link.connection.is_some() => Sign::Silence,
+            Some(_) => Sign::ConnectionLost,
+            None => sign,
         };
         let known = |what: Change| {
             let (seen, silent_ms) = match &what {
@@ -226,7 +234,7 @@ impl Watcher {
                     (first.map(|at| (at, Sign::Sunsubscribe)).or(self.sign), None)
                 }
                 Change::Promoted { instead_of, .. } => (self.sign, instead_of.as_deref().and_then(silent)),
-                Change::Suspected { node } => (Some((now, sign)), silent(node)),
+                Change::Suspected { node } => (Some((now, doubt(node))), silent(node)),
                 Change::Failed { node } => (self.sign, silent(node)),
                 _ => (self.sign, None),
             };
