@@ -40,7 +40,7 @@ pub fn report(report: &Report, verbose: bool) -> String {
         parts.push(plural(load.threads, "generator thread"));
     }
     let what = match load.plain {
-        true => "what answers".to_string(),
+        true => "unidentified server".to_string(),
         false => format!("{} {}", report.deployment.version, kind.unwrap_or_default()),
     };
     let mut out = format!("{t}{what} at {}{t:#}: {how}; {}\n{}\n", report.target, parts.join(", "), asked(report));

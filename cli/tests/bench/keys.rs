@@ -36,7 +36,7 @@ fn bench_recorded(server: &Server, path: &Path) {
     let said = told(&[]);
     assert!(said.contains("keys that eval may have written stay there"), "{said}");
     assert_eq!(names(server), ["x"]);
-    // Nobody says where the keys are.
+    // Without COMMAND it is not known where the keys are.
     c.call(&["FLUSHALL"]).unwrap();
     c.call(&["ACL", "SETUSER", "default", "-command"]).unwrap();
     let said = told(&[]);
@@ -122,7 +122,7 @@ fn keys_of_others_are_asked_about_and_never_removed() {
     fails(&["bench", &url], "does not tell whether it holds keys");
 }
 
-/// A proxy that closes the connection of whoever says HELLO, INFO or COMMAND.
+/// nutcracker closes the connection of a client that sends HELLO, INFO or COMMAND.
 #[test]
 fn a_proxy_that_answers_no_question_is_measured_without_one() {
     let server = standalone("redis-7.0");

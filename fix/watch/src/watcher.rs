@@ -47,8 +47,8 @@ const UNOWNED: u64 = 1_000 * MS;
 const FORGOTTEN: u64 = 60_000 * MS;
 /// Views of this age may stand beside the newest one.
 const FRESH: u64 = 1_000 * MS;
-/// With so many at hand a node that has just connected is not asked for its own: a view is as large as its cluster, and
-/// a thousand nodes connect at a time.
+/// With this many recent or pending views, a node that has just connected waits for its turn to be asked: a view is as
+/// large as its cluster, and a thousand nodes may connect at once.
 const ENOUGH_VIEWS: usize = 32;
 /// Its turn comes this much later than that of the link before it.
 const VIEW_TURN: u64 = 10 * MS;
@@ -109,7 +109,7 @@ pub struct Watcher {
     poll_at: u64,
     epochs_at: u64,
     fresh_at: u64,
-    /// The topology is not made anew before this, and whether it is due, by the first sign of it.
+    /// No rebuild before this time, and the first sign of a change that waits for one.
     rebuild_at: u64,
     rebuild_due: Option<Sign>,
     tick_at: u64,

@@ -212,11 +212,12 @@ fn monitored(line: &str) -> Option<Monitored<'_>> {
     let (time, rest) = line.split_once(' ')?;
     let (seconds, micros) = time.trim_start_matches('+').split_once('.')?;
     let rest = rest.strip_prefix('[')?;
-    let (client, command) = rest.split_once("] ")?;
+    let (database_and_client, command) = rest.split_once("] ")?;
+    let client = database_and_client.split_once(' ')?.1;
     // MONITOR writes six digits; `.5` would be five microseconds or half a second.
     let micros: u64 = micros.parse().ok().filter(|_| micros.len() == 6)?;
     let us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(micros)?;
-    Some(Monitored { us, is_inside_script: client.ends_with(" lua"), command })
+    Some(Monitored { us, is_inside_script: client == "lua", command })
 }
 
 /// The first key, for the usual places of it.
@@ -252,6 +253,12 @@ mod tests {
         assert_eq!(recording.due_ns(1), 1_000_000_000);
         assert!(recording.due_ns(2) > recording.due_ns(1), "the second round comes behind the first");
         assert_eq!(recording.slot(1), Some(slot_of(b"k")));
+    }
+
+    #[test]
+    fn a_client_at_a_socket_called_lua_is_no_script() {
+        let text = "1700000000.000100 [0 unix:/tmp/my lua] \"GET\" \"a\"\n";
+        assert_eq!(Recording::read(text.as_bytes()).unwrap().left_out, 0);
     }
 
     #[test]

@@ -328,8 +328,8 @@ impl Watcher {
         self.ask_sentinels(io);
     }
 
-    /// Views of this moment, and those that are under way.
-    fn views_at_hand(&self) -> usize {
+    /// Nodes with a recent or a pending view.
+    pub(super) fn views_at_hand(&self) -> usize {
         let now = now_ns();
         let is_asked = |l: &Link| l.asked(|a| matches!(a, Ask::Nodes(at) | Ask::Slots(at) if *at + FRESH >= now));
         let has_told = |l: &Link| self.views.get(&l.address).is_some_and(|(at, _)| *at + FRESH >= now);
@@ -381,7 +381,7 @@ impl Watcher {
     }
 }
 
-/// Somebody named its node just now.
+/// Notes that another server has just named this node.
 fn named(link: &mut Link) {
     let now = now_ns();
     link.named_at = now;

@@ -135,6 +135,38 @@ fn views_older_than_a_second_are_ignored() {
 }
 
 #[test]
+fn a_rebuild_that_has_to_wait_is_made_up_for_by_the_next_tick_and_never_waits_outside_a_cluster() {
+    let mut reactor = Reactor::new().unwrap();
+    let (mut cluster, _news) = watcher(DeploymentKind::Cluster);
+    cluster.views.insert(A.into(), (now_ns(), view(&THREE)));
+    cluster.rebuild_at = u64::MAX;
+    cluster.rebuild(reactor.io(), Sign::Role);
+    cluster.tick(reactor.io());
+    assert_eq!((cluster.topology.is_some(), cluster.rebuild_due), (false, Some(Sign::Role)));
+    cluster.rebuild_at = 0;
+    cluster.tick(reactor.io());
+    assert_eq!((cluster.topology.map(|t| t.nodes.len()), cluster.rebuild_due), (Some(3), None));
+    let (mut group, _news) = watcher(DeploymentKind::MasterReplica);
+    group.links = vec![Link { role: master(0), ..link(A, Kind::Node) }];
+    group.rebuild_at = u64::MAX;
+    group.rebuild(reactor.io(), Sign::Role);
+    assert!(group.topology.is_some());
+}
+
+#[test]
+fn a_node_counts_once_among_those_with_a_recent_or_a_pending_view() {
+    let (mut watcher, _news) = watcher(DeploymentKind::Cluster);
+    let (now, old) = (now_ns(), now_ns().saturating_sub(FRESH + 1000 * MS));
+    let asked = |address: &str, at: u64| Link { asks: [Ask::Nodes(at)].into(), ..link(address, Kind::Node) };
+    watcher.links = vec![asked(A, now), link(B, Kind::Node), asked(C, old)];
+    assert_eq!(watcher.views_at_hand(), 1, "one that has not answered for seconds does not count");
+    for address in [A, B] {
+        watcher.views.insert(address.into(), (now, view(&THREE)));
+    }
+    assert_eq!(watcher.views_at_hand(), 2);
+}
+
+#[test]
 fn an_unowned_slot_keeps_its_last_owner_for_a_second() {
     let (mut watcher, _news) = watcher(DeploymentKind::Cluster);
     watcher.links = vec![link(A, Kind::Node), link(B, Kind::Node)];

@@ -64,8 +64,8 @@ impl Watcher {
         self.rebuild(io, Sign::Poll);
     }
 
-    /// Makes the topology anew, or notes that it is due: of a cluster of many nodes that takes milliseconds, and while
-    /// all of them connect, or come back, each one has news.
+    /// Rebuilds the topology, or notes that a rebuild is due: with many nodes it takes milliseconds, and every node has
+    /// news while all of them connect or come back.
     pub(super) fn rebuild(&mut self, io: &mut Io, sign: Sign) {
         let begun = now_ns();
         if self.kind == DeploymentKind::Cluster && begun < self.rebuild_at {
@@ -74,7 +74,7 @@ impl Watcher {
         }
         self.rebuild_due = None;
         self.rebuild_at_once(io, sign, begun);
-        // What took longer was not its own work: nobody waits for a processor twice.
+        // A rebuild that took longer was waiting for a processor, which is no reason to delay the next one.
         let took = now_ns().saturating_sub(begun).min(LONGEST_REBUILD);
         self.rebuild_at = if took > LONG_REBUILD { begun + took * REBUILD_SHARE } else { 0 };
     }
@@ -220,7 +220,7 @@ impl Watcher {
         }
         let link = |address: &str| self.links.iter().find(|l| l.kind == Kind::Node && l.address == address);
         let silent = |address: &str| Some(now.saturating_sub(link(address)?.heard_at) / MS).filter(|ms| *ms > 100);
-        // Whatever had the topology made anew.
+        // A link knows why its node is suspected; the rebuild may have had another reason.
         let doubt = |address: &str| match link(address).filter(|l| l.suspected) {
             Some(link) if link.connection.is_some() => Sign::Silence,
             Some(_) => Sign::ConnectionLost,

@@ -280,7 +280,7 @@ pub mod tests {
             busy(&[&waiting, &longer], 2.0)
         };
         assert_eq!(time(&|_| ()), Some(1.0));
-        assert_eq!(time(&|s| s.begun = true), None, "those before it are closed, and nobody counted their time");
+        assert_eq!(time(&|s| s.begun = true), None, "the time of connections that have closed was not counted");
         assert_eq!(time(&|s| s.busy_us = None), None, "an old kernel");
         assert_eq!((near.unanswered, far.unanswered, far.unanswered_ms), (0, 1, 9000));
         let one_address = by_peer(&seen(&[]), &[at("10.0.0.2:6379")]);

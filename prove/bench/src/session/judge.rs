@@ -118,10 +118,7 @@ fn errors_of(total: &Interval) -> Vec<Errors> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::session::guarded;
     use crate::workload::Workload;
 
     /// A session that has not asked anybody anything, and never will.
@@ -129,21 +126,9 @@ mod tests {
         let settings = crate::settings::tests::settings(rate);
         let kind = unslow_topology::DeploymentKind::Standalone;
         let topology = crate::route::group(kind, "10.0.0.1:6379".into(), Vec::new());
-        let workload = Arc::new(Workload::compile(&settings.spec, None).unwrap());
+        let workload = Workload::compile(&settings.spec, None).unwrap();
         let load = settings.load();
-        let version = String::new();
-        Session {
-            guard: guarded(),
-            settings,
-            workload,
-            topology,
-            version,
-            at_ms: 0,
-            load,
-            preloaded: 0,
-            has_sent: false,
-            runs: 0,
-        }
+        Session::new(settings, workload, topology, load)
     }
 
     /// 1,000 answers, each within a millisecond, which nobody was late for.

@@ -53,10 +53,28 @@ pub struct Session {
 }
 
 fn guarded() -> Guard {
-    unslow_interrupt::guard("ending the run; its results so far follow (Ctrl-C again: nothing follows)")
+    unslow_interrupt::guard(
+        "ending the run; its results so far follow (Ctrl-C again: nothing follows, and keys that it wrote stay)",
+    )
 }
 
 impl Session {
+    /// Of a server whose version is not known, before anything was sent.
+    fn new(settings: Settings, workload: Workload, topology: Topology, load: Load) -> Session {
+        Session {
+            guard: guarded(),
+            settings,
+            workload: Arc::new(workload),
+            topology,
+            version: String::new(),
+            at_ms: 0,
+            load,
+            preloaded: 0,
+            has_sent: false,
+            runs: 0,
+        }
+    }
+
     /// Whether it was asked to end: no further run should begin.
     pub fn asked_to_end(&self) -> bool {
         self.guard.asked()

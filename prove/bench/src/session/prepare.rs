@@ -1,14 +1,13 @@
 //! Before the first run: whether deployment and workload fit each other, and the keys that reads will find.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use unslow_client::{Connection, Endpoint, Value};
 use unslow_topology::{DeploymentKind, Info, Node, Topology};
 
 use super::room::{Needs, make_room};
-use super::{Progress, Session, guarded};
+use super::{Progress, Session};
 use crate::command::Command;
 use crate::danger::{dangerous, in_script};
 use crate::error::{Error, Interrupted, Unfit, WorkloadError};
@@ -57,21 +56,9 @@ impl Session {
             threads: settings.threads,
             ports: !settings.target.endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Unix(_))),
         })?;
-        let load = settings.load();
         let preload = settings.spec.preload.unwrap_or_else(|| workload.wants_preload() && !is_replica);
-        let (guard, workload) = (guarded(), Arc::new(workload));
-        let mut session = Session {
-            guard,
-            settings,
-            workload,
-            topology,
-            version,
-            at_ms: 0,
-            load,
-            preloaded: 0,
-            has_sent: false,
-            runs: 0,
-        };
+        let load = settings.load();
+        let mut session = Session { version, ..Session::new(settings, workload, topology, load) };
         session.probe(&mut masters)?;
         drop(masters);
         if preload {
@@ -146,18 +133,7 @@ impl Session {
             ..self.settings.clone()
         };
         settings.spec.replay = None;
-        Session {
-            guard: guarded(),
-            workload: Arc::new(workload),
-            topology: self.topology.clone(),
-            version: String::new(),
-            at_ms: 0,
-            load: self.load.clone(),
-            settings,
-            preloaded: 0,
-            has_sent: false,
-            runs: 0,
-        }
+        Session::new(settings, workload, self.topology.clone(), self.load.clone())
     }
 }
 
