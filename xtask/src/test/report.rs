@@ -7,6 +7,10 @@ use super::run::{End, Outcome};
 
 /// Lines of a failed test's output that are shown; the rest is in its log.
 const SHOWN: usize = 60;
+/// Of these, from where it panicked, if that is before the last ones: an assertion may print pages behind its reason.
+const REASON: usize = 12;
+/// Characters of a reason on one line.
+const REASON_LINE: usize = 300;
 const SLOWEST: usize = 10;
 
 /// As each test ends.
@@ -27,7 +31,7 @@ pub fn line(outcome: &Outcome, done: usize, total: usize) {
 pub fn print(outcomes: &[Outcome], left: usize, took: Duration) {
     for outcome in outcomes.iter().filter(|o| o.failed()) {
         println!("\n---- {} ----", outcome.id);
-        print!("{}", tail(&std::fs::read_to_string(&outcome.log).unwrap_or_default()));
+        print!("{}", tail(&String::from_utf8_lossy(&std::fs::read(&outcome.log).unwrap_or_default())));
         println!("all of it: {}", outcome.log.display());
     }
     section(
@@ -74,13 +78,35 @@ fn section(title: &str, lines: impl Iterator<Item = String>) {
     }
 }
 
-/// The last lines, where assertions stand.
+/// The line on which the first panic of an output begins.
+fn panic_at(lines: &[&str]) -> Option<usize> {
+    lines.iter().position(|l| l.starts_with("thread '") && l.contains(" panicked at "))
+}
+
+/// Why a test panicked, on one line.
+pub fn reason(text: &str) -> Option<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let said = lines[panic_at(&lines)? + 1..].iter().map(|l| l.trim()).take_while(|l| !l.starts_with("note: "));
+    // "assertion `left == right` failed" alone says nothing.
+    let said = said.take(3).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
+    Some(said.chars().take(REASON_LINE).collect()).filter(|said: &String| !said.is_empty())
+}
+
+/// The last lines, where assertions stand, and before them those of a panic that is further up.
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    let from = lines.len().saturating_sub(SHOWN);
-    let cut = if from > 0 { format!("[{from} lines before]\n") } else { String::new() };
+    let last = lines.len().saturating_sub(SHOWN);
     // Indented: a runner's closing line in there is not this one's.
-    lines[from..].iter().fold(cut, |text, line| text + "  | " + line + "\n")
+    let indented = |lines: &[&str]| lines.iter().fold(String::new(), |text, line| text + "  | " + line + "\n");
+    let cut = |n: usize| if n > 0 { format!("[{n} lines]\n") } else { String::new() };
+    match panic_at(&lines).filter(|at| *at < last) {
+        Some(at) => {
+            let (until, from) = (at + REASON, last + REASON);
+            let until = until.min(from);
+            cut(at) + &indented(&lines[at..until]) + &cut(from - until) + &indented(&lines[from..])
+        }
+        None => cut(last) + &indented(&lines[last..]),
+    }
 }
 
 #[cfg(test)]
@@ -98,7 +124,24 @@ mod tests {
     #[test]
     fn a_long_output_is_cut_at_its_beginning() {
         let text: String = (0..100).map(|i| format!("{i}\n")).collect();
-        assert!(tail(&text).starts_with("[40 lines before]\n  | 40\n") && tail(&text).ends_with("  | 99\n"));
+        assert!(tail(&text).starts_with("[40 lines]\n  | 40\n") && tail(&text).ends_with("  | 99\n"));
         assert_eq!(tail("one\n"), "  | one\n");
+    }
+
+    #[test]
+    fn the_reason_of_a_panic_is_kept_though_pages_follow_it() {
+        let panic = "x\nthread 'a' (7) panicked at a.rs:1:2:\nthe list names 4 nights of 5\n";
+        let pages: String = (0..100).map(|i| format!("{i}\n")).collect();
+        assert_eq!(reason(&format!("{panic}{pages}")).unwrap(), "the list names 4 nights of 5; 0; 1");
+        let shown = tail(&format!("{panic}{pages}"));
+        assert!(shown.starts_with("[1 lines]\n  | thread 'a' (7) panicked at a.rs:1:2:\n  | the list"), "{shown}");
+        assert!(shown.contains("\n  | 9\n[42 lines]\n  | 52\n") && shown.ends_with("  | 99\n"), "{shown}");
+        assert_eq!(shown.lines().count(), SHOWN + 2);
+        // One that ends among the last lines is shown once.
+        let near = tail(&format!("{pages}{panic}note: run with\n"));
+        assert_eq!(near.matches("panicked").count(), 1);
+        let equal = "thread 'a' panicked at b.rs:1:2:\nassertion `left == right` failed\n  left: 1\n right: 2\nnote: run";
+        assert_eq!(reason(equal).unwrap(), "assertion `left == right` failed; left: 1; right: 2");
+        assert_eq!((reason("ended"), reason("thread 'a' panicked at b.rs:1:2:\n")), (None, None));
     }
 }

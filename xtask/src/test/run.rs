@@ -264,7 +264,7 @@ fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &Atomic
         _ if stop.load(Ordering::Relaxed) => End::Interrupted,
         Err(why) => End::Failed(format!("{why:#}")),
         Ok(None) => End::Failed(format!("not over after {} s, the limit of tests.toml", limit.as_secs())),
-        Ok(Some(status)) if !status.success() => End::Failed(in_words(status)),
+        Ok(Some(status)) if !status.success() => End::Failed(in_words(status, &log)),
         Ok(Some(_)) if test.kind != Kind::Program && !has_run(&log) => End::Failed("its binary did not run it".into()),
         Ok(Some(_)) => skipped.map_or(End::Passed, End::Skipped),
     };
@@ -279,10 +279,13 @@ fn has_run(log: &Path) -> bool {
     std::fs::read(log).is_ok_and(|text| text.windows(COUNTED.len()).any(|there| there == COUNTED))
 }
 
-fn in_words(status: ExitStatus) -> String {
+fn in_words(status: ExitStatus, log: &Path) -> String {
     match status.signal() {
         Some(signal) => format!("ended by signal {signal}"),
-        None => "failed".into(),
+        None => std::fs::read(log)
+            .ok()
+            .and_then(|text| report::reason(&String::from_utf8_lossy(&text)))
+            .unwrap_or_else(|| "failed".into()),
     }
 }
 
@@ -386,6 +389,8 @@ mod tests {
         assert_eq!(shell("exit 0").0.end, End::Passed);
         assert_eq!(shell("echo 'skip: no IPv6' > $UNSLOW_TEST_NOTES").0.end, End::Skipped("no IPv6".into()));
         assert_eq!(shell("echo 'skip: x' > $UNSLOW_TEST_NOTES; exit 101").0.end, End::Failed("failed".into()));
+        let panics = "echo \"thread 'b' panicked at b.rs:1:2:\"; echo 'no master'; exit 101";
+        assert_eq!(shell(panics).0.end, End::Failed("no master".into()));
         assert_eq!(shell("kill -9 $$").0.end, End::Failed("ended by signal 9".into()));
         let (hung, _dir) = limited("sleep 1000", Duration::from_millis(300));
         assert!(matches!(&hung.end, End::Failed(why) if why.contains("not over after")), "{hung:?}");
