@@ -481,15 +481,15 @@ const MEASURED: [&str; 6] = [
 ];
 
 /// An incident from its fault to its proof: the doctor names the cause, and everything but figures is as the story has
-/// it.
-fn incident(name: &str) {
+/// it. `set` makes it shorter where more of the same would prove no more.
+fn incident(name: &str, set: &[&str]) {
     let store = tempfile::tempdir().unwrap();
     let (folder, page) = (store.path().display().to_string(), store.path().join("cases.html"));
     let html = page.display().to_string();
     tried_while_busy(2, |_| {
         let arguments = ["case", name, "--store", &folder, "--html", &html, "--format", "json", "--quiet"];
         let noise = Noise::watch();
-        let output = unslow(&arguments);
+        let output = unslow(&[&arguments[..], set].concat());
         let busy = noise.so_far().busy();
         let json = serde_json::from_slice::<Json>(&output.stdout).unwrap_or_default();
         if json["schema"] != "unslow.case/1" {
@@ -524,7 +524,7 @@ fn incident(name: &str) {
 #[test]
 fn incident_2_a_lag_that_was_a_round_trip_is_diagnosed_mended_and_proven() {
     if wires() {
-        incident("cross-zone-round-trips");
+        incident("cross-zone-round-trips", &[]);
     }
 }
 
@@ -532,16 +532,16 @@ fn incident_2_a_lag_that_was_a_round_trip_is_diagnosed_mended_and_proven() {
 fn incident_3_a_server_in_the_kernels_network_path_is_diagnosed_mended_and_proven() {
     // Its cause is a full main thread, which cannot be while others hold the processor.
     unslow_testkit::noise::shield();
-    incident("syscall-bound");
+    incident("syscall-bound", &["--set", "pairs=1"]);
 }
 
 #[test]
 fn incident_5_a_master_that_leaves_when_it_saves_is_diagnosed_mended_and_proven() {
-    incident("fork-stall");
+    incident("fork-stall", &["--set", "nights=3"]);
 }
 
 #[test]
 #[ignore = "long: a minute and a half, of which most are windows of 1200 clients"]
 fn incident_1_a_storm_of_topology_refreshes_is_diagnosed_mended_and_proven() {
-    incident("cluster-nodes-storm");
+    incident("cluster-nodes-storm", &[]);
 }

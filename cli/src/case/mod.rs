@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
-use unslow_drill::case::{self, Case, Document, Report};
+use unslow_drill::case::{self, Case, Document, Numbers, Report, Wanted};
 use unslow_drill::check::Verdict;
 use unslow_units::time_rough_s;
 
@@ -37,6 +37,9 @@ pub struct CaseArguments {
     /// Seed for the lab's jitter and loss
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Change a number of the case: fewer nights, shorter windows; unslow case ls -v lists them
+    #[arg(long, value_name = "NAME=NUMBER", value_parser = number)]
+    set: Vec<(String, u64)>,
     /// Where the evidence is kept [default: in the cache, see `unslow clean`]
     #[arg(long, value_name = "DIRECTORY")]
     store: Option<PathBuf>,
@@ -47,7 +50,7 @@ pub struct CaseArguments {
 
 impl CaseArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        let CaseArguments { name, all, list: is_list, repeat, diagnosis_only, seed, store, html } = self;
+        let CaseArguments { name, all, list: is_list, repeat, diagnosis_only, seed, set, store, html } = self;
         let words: Vec<&str> = name.iter().map(String::as_str).collect();
         let names = match &words[..] {
             ["ls" | "list"] if !*all => return list(output),
@@ -65,6 +68,8 @@ impl CaseArguments {
         } else {
             names.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
         };
+        let numbers: Numbers = set.iter().cloned().collect();
+        case::known(&numbers, &cases)?;
         html.as_deref().map_or(Ok(()), writable)?;
         let store = store.clone().unwrap_or_else(unslow_engine::evidence_dir);
         let binary = std::env::current_exe().context("the path of this program")?;
@@ -78,9 +83,10 @@ impl CaseArguments {
                 }
                 let head = format!("{}/{many} {}", reports.len() + 1, case.name);
                 let spinner = output.spinner();
-                let report = case.run(&binary, &store, seed + n, *diagnosis_only, &mut |what| {
-                    spinner.update(&format!("{head}: {what}"));
-                });
+                let diagnosis_only = *diagnosis_only;
+                let wanted =
+                    Wanted { binary: &binary, store: &store, seed: seed + n, diagnosis_only, numbers: &numbers };
+                let report = case.run(&wanted, &mut |what| spinner.update(&format!("{head}: {what}")));
                 drop(spinner);
                 let report = match report {
                     // One that ended badly takes nothing from those that did not.
@@ -116,11 +122,18 @@ impl CaseArguments {
     }
 }
 
+fn number(text: &str) -> Result<(String, u64), String> {
+    let expected = || "expected NAME=NUMBER, as in nights=3".to_string();
+    let (name, number) = text.split_once('=').ok_or_else(expected)?;
+    Ok((name.trim().to_string(), number.trim().parse().map_err(|_| expected())?))
+}
+
 fn list(output: &Output) -> anyhow::Result<u8> {
     if output.json() {
         let one = |case: &Case| {
             let story = case.story()?;
-            Ok(json!({"name": case.name, "incident": story.incident, "title": story.title, "about": story.about}))
+            Ok(json!({"name": case.name, "incident": story.incident, "title": story.title, "about": story.about,
+                     "numbers": story.numbers}))
         };
         let cases = case::ALL.iter().map(one).collect::<anyhow::Result<Vec<_>>>()?;
         output.print_json(&json!({ "schema": "unslow.cases/1", "cases": cases }))?;
@@ -129,6 +142,10 @@ fn list(output: &Output) -> anyhow::Result<u8> {
     for case in case::ALL {
         let story = case.story()?;
         output.print(&format!("{:<24} {}  {}\n", case.name, story.incident, story.title))?;
+        if output.verbose && !story.numbers.is_empty() {
+            let numbers: Vec<String> = story.numbers.iter().map(|(name, n)| format!("{name}={n}")).collect();
+            output.print(&format!("{:<28} {}\n", "", numbers.join(" ")))?;
+        }
     }
     Ok(0)
 }

@@ -8,6 +8,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use unslow_client::{Connection, Target, Value};
 use unslow_engine::{Deployment, Error, Server};
@@ -55,6 +56,9 @@ fn order(server: &Server, words: &[&str]) {
     });
 }
 
+/// Between two writes: more of them a second would find no more, and keep a processor busy.
+const BETWEEN: Duration = Duration::from_micros(300);
+
 /// One client that writes a key after the other.
 struct Writer {
     stop: Arc<AtomicBool>,
@@ -79,6 +83,7 @@ impl Writer {
                     Ok(_) => keys.lock().expect("no thread panicked").push(key),
                     Err(e) => errors.push(e.to_string()),
                 }
+                std::thread::sleep(BETWEEN);
             }
             errors
         });

@@ -287,6 +287,27 @@ pub enum CaseError {
     /// A figure of the experiment is missing.
     #[error("{0}: expected a number under [numbers]")]
     NoNumber(String),
+    /// A figure was set that no case has.
+    #[error("no case that is to run has a number {name}; {known}")]
+    UnknownNumber {
+        /// Its name.
+        name: String,
+        /// Those there are, as a sentence.
+        known: String,
+    },
+    /// A figure was set to what cannot be run, or not on one machine.
+    #[error("{name}={given}: expected a whole number from 1 to {most}, ten times the case's own")]
+    OutOfRange {
+        /// Its name.
+        name: String,
+        /// What was given.
+        given: u64,
+        /// The most there may be.
+        most: u64,
+    },
+    /// Each night moves the masters together or apart.
+    #[error("nights={0}: expected an odd number; after an even one the masters are apart, and nothing is left to mend")]
+    EvenNights(usize),
     /// There is no diagnosis in it to stop at.
     #[error("this case does not use the doctor: its drills are the answer")]
     AsksNothing,

@@ -140,7 +140,8 @@ mod tests {
         // One that ends among the last lines is shown once.
         let near = tail(&format!("{pages}{panic}note: run with\n"));
         assert_eq!(near.matches("panicked").count(), 1);
-        let equal = "thread 'a' panicked at b.rs:1:2:\nassertion `left == right` failed\n  left: 1\n right: 2\nnote: run";
+        let equal =
+            "thread 'a' panicked at b.rs:1:2:\nassertion `left == right` failed\n  left: 1\n right: 2\nnote: run";
         assert_eq!(reason(equal).unwrap(), "assertion `left == right` failed; left: 1; right: 2");
         assert_eq!((reason("ended"), reason("thread 'a' panicked at b.rs:1:2:\n")), (None, None));
     }

@@ -391,6 +391,10 @@ fn unix_ms() -> u64 {
 }
 
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
+    let nights = cx.story.number("nights")? as usize;
+    if nights % 2 == 0 {
+        return Err(CaseError::EvenNights(nights).into());
+    }
     let fork = format!("{}ms", cx.story.number("fork_ms")?);
     let stall = Duration::from_millis(cx.story.number("fork_ms")?);
     let fault = faults::named("fork_stall")?;
@@ -404,7 +408,6 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         columns: vec!["what", "longest without a write", "failover", "masters on one host"],
         ..Played::default()
     };
-    let nights = cx.story.number("nights")? as usize;
     let recording = cx.folder.path().join("recording").display().to_string();
     let beside = &lab.hosts[lab.places[0]];
     let record = ["record", &lab.url(), "--dir", &recording, "--no-host", "--quiet"];

@@ -10,6 +10,7 @@ mod flames;
 mod fork_stall;
 mod syscall_bound;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -47,14 +48,69 @@ pub struct Story {
     pub finding: String,
     /// Figures of the experiment.
     #[serde(default)]
-    numbers: toml::Table,
+    pub numbers: Numbers,
 }
+
+/// Whole numbers by their names, as `cases/NAME.toml` or `--set` has them.
+pub type Numbers = BTreeMap<String, u64>;
+
+/// So many times its own number a case may be asked for.
+const MOST: u64 = 10;
 
 impl Story {
     /// A whole number of the experiment.
     fn number(&self, name: &str) -> Result<u64, CaseError> {
-        let value = self.numbers.get(name).and_then(toml::Value::as_integer).and_then(|n| u64::try_from(n).ok());
-        value.ok_or_else(|| CaseError::NoNumber(name.into()))
+        self.numbers.get(name).copied().ok_or_else(|| CaseError::NoNumber(name.into()))
+    }
+
+    /// Takes over those of `numbers` that it has, and returns what is different now, as sentences.
+    fn set(&mut self, numbers: &Numbers) -> Result<Vec<String>, CaseError> {
+        let mut changed = Vec::new();
+        for (name, own) in &mut self.numbers {
+            let Some(given) = numbers.get(name).filter(|given| *given != own) else { continue };
+            if *given == 0 || *given > own.saturating_mul(MOST) {
+                return Err(CaseError::OutOfRange {
+                    name: name.clone(),
+                    given: *given,
+                    most: own.saturating_mul(MOST),
+                });
+            }
+            changed.push(format!("{name} was set to {given}; in this case it is {own}"));
+            *own = *given;
+        }
+        Ok(changed)
+    }
+}
+
+/// What every run of a case is told.
+pub struct Wanted<'a> {
+    /// The released binary.
+    pub binary: &'a Path,
+    /// Where the evidence is kept.
+    pub store: &'a Path,
+    /// For the lab's jitter and loss.
+    pub seed: u64,
+    /// To end with the diagnosis: nothing is mended or measured.
+    pub diagnosis_only: bool,
+    /// Instead of those of the case's file.
+    pub numbers: &'a Numbers,
+}
+
+/// An error if one of these numbers is of none of these cases.
+pub fn known(numbers: &Numbers, cases: &[&Case]) -> Result<(), Error> {
+    let stories = cases.iter().map(|case| case.story()).collect::<Result<Vec<_>, _>>()?;
+    let all: BTreeSet<&str> = stories.iter().flat_map(|s| s.numbers.keys().map(String::as_str)).collect();
+    let names: Vec<&str> = all.into_iter().collect();
+    for story in &stories {
+        story.clone().set(numbers)?;
+    }
+    match numbers.keys().find(|name| !names.contains(&name.as_str())) {
+        Some(name) => Err(CaseError::UnknownNumber {
+            name: name.clone(),
+            known: if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) },
+        }
+        .into()),
+        None => Ok(()),
     }
 }
 
@@ -234,16 +290,11 @@ impl Case {
     }
 
     /// Plays it; with `diagnosis_only` until the doctor has spoken.
-    pub fn run(
-        &self,
-        binary: &Path,
-        store: &Path,
-        seed: u64,
-        diagnosis_only: bool,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Report, Error> {
+    pub fn run(&self, wanted: &Wanted<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report, Error> {
+        let Wanted { binary, store, seed, diagnosis_only, numbers } = *wanted;
         let begun = Instant::now();
-        let story = self.story()?;
+        let mut story = self.story()?;
+        let changed = story.set(numbers)?;
         if diagnosis_only && story.finding.is_empty() {
             return Err(CaseError::AsksNothing.into());
         }
@@ -255,7 +306,7 @@ impl Case {
             let crashed = Report { folder: path.clone(), ..Report::crashed(self, seed, e) };
             let _ = context.folder.keep("report.json", &serde_json::to_string_pretty(&crashed).unwrap_or_default());
         })?;
-        let mut notes = played.notes;
+        let mut notes = [changed, played.notes].concat();
         let mut failed: Vec<String> = played.held.into_iter().filter(|(held, _)| !held).map(|(_, text)| text).collect();
         // A run that failed is one that was seen; beside it what could not be judged is a note.
         notes.extend(played.unknown.iter().cloned());
@@ -475,5 +526,29 @@ mod tests {
         assert!(find("fork_stall").is_ok());
         let Err(Error::UnknownName { what, hint, .. }) = find("fork-stal") else { panic!("there is no such case") };
         assert_eq!((what, hint.as_str()), ("case", "; did you mean \"fork-stall\"?"));
+    }
+
+    #[test]
+    fn numbers_that_are_set_are_said_and_those_of_no_case_are_refused() {
+        let numbers = |all: &[(&str, u64)]| -> Numbers { all.iter().map(|(n, v)| (n.to_string(), *v)).collect() };
+        let fork = find("fork-stall").unwrap();
+        let mut story = fork.story().unwrap();
+        let changed = story.set(&numbers(&[("nights", 3), ("fork_ms", 5000), ("pairs", 1)])).unwrap();
+        assert_eq!(changed, ["nights was set to 3; in this case it is 5"]);
+        assert_eq!(story.number("nights").unwrap(), 3);
+        let why = |all: &[(&str, u64)], cases: &[&Case]| known(&numbers(all), cases).unwrap_err().to_string();
+        assert!(known(&numbers(&[("pairs", 1)]), &[fork, find("syscall-bound").unwrap()]).is_ok());
+        assert_eq!(
+            why(&[("pairs", 1)], &[fork]),
+            "no case that is to run has a number pairs; there are fork_ms, nights, node_timeout_ms"
+        );
+        assert_eq!(
+            why(&[("x", 1)], &[find("lock-drill").unwrap()]),
+            "no case that is to run has a number x; there are none"
+        );
+        for bad in [0, 51] {
+            let text = format!("nights={bad}: expected a whole number from 1 to 50, ten times the case's own");
+            assert_eq!(why(&[("nights", bad)], &[fork]), text);
+        }
     }
 }
