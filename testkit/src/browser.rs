@@ -20,32 +20,13 @@ pub fn browse(page: &Path) -> String {
         let stripped = text.replace("http://www.w3.org/2000/svg", "");
         assert!(!stripped.contains(outside), "the page is not self-contained: {outside}");
     }
-    let profile = page.with_extension("profile");
-    let dom = Command::new(browser())
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-        ])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .arg("--dump-dom")
-        .arg(format!("file://{}", page.display()))
-        .output()
-        .expect("the browser runs");
-    inspect(page);
-    String::from_utf8_lossy(&dom.stdout).into_owned()
-}
-
-#[track_caller]
-fn inspect(page: &Path) {
     let mut node = Command::new("node");
     node.arg("inspect.cjs").arg(browser()).arg(page).current_dir(crate::clients::page());
     let output = node.output().expect("make tools");
-    let found = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(found.trim(), "[]", "{}: {}", page.display(), String::from_utf8_lossy(&output.stderr));
+    let told: Vec<String> = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
+        panic!("{}: {e}; {}; {}", page.display(), output.status, String::from_utf8_lossy(&output.stderr))
+    });
+    let (dom, found) = told.split_first().expect("the page comes first");
+    assert!(found.is_empty(), "{}: {found:?}", page.display());
+    dom.clone()
 }

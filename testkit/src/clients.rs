@@ -79,7 +79,11 @@ fn installed_from(name: &str, sources: &str, install: impl Fn(&Path) -> Command)
     if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
         fs::create_dir_all(&dir).expect("the cache can be written");
         run(Command::new("cp").arg("-r").arg(sources.join(".")).arg(&dir));
-        run(install(&dir).current_dir(&dir));
+        download(|| {
+            let mut command = install(&dir);
+            command.current_dir(&dir);
+            command
+        });
         fs::write(stamp, wanted).expect("the cache can be written");
     }
     dir
@@ -99,15 +103,28 @@ fn read(from: &Path, hash: &mut DefaultHasher) {
     }
 }
 
+/// A registry that does not answer at once is asked again: what is tested is not the registry.
+const DOWNLOADS: usize = 3;
+
+#[track_caller]
+fn download(command: impl Fn() -> Command) {
+    for left in (0..DOWNLOADS).rev() {
+        match ended(&mut command()) {
+            Ok(()) => return,
+            Err(why) if left == 0 => panic!("{why}"),
+            Err(_) => {}
+        }
+    }
+}
+
 /// To its end, which must be a good one.
 #[track_caller]
 pub fn run(command: &mut Command) {
-    let out =
-        command.output().unwrap_or_else(|e| panic!("{command:?}: {e}; `make tools` installs what the tests need"));
-    assert!(
-        out.status.success(),
-        "{command:?}:\n{}\n{}",
-        String::from_utf8_lossy(&out.stdout),
-        String::from_utf8_lossy(&out.stderr)
-    );
+    ended(command).unwrap_or_else(|why| panic!("{why}"));
+}
+
+fn ended(command: &mut Command) -> Result<(), String> {
+    let out = command.output().map_err(|e| format!("{command:?}: {e}; `make tools` installs what the tests need"))?;
+    let (told, why) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    out.status.success().then_some(()).ok_or_else(|| format!("{command:?}: {}\n{told}\n{why}", out.status))
 }

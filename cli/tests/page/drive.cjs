@@ -15,7 +15,7 @@ const overflow = (page) => page.evaluate(() => document.documentElement.scrollWi
 (async () => {
   const [name, url] = process.argv.slice(2);
   const program = execFileSync('which', [name]).toString().trim();
-  const browser = await puppeteer.launch({ executablePath: program, args: ['--no-sandbox', '--disable-gpu'], timeout: 120_000 });
+  const browser = await puppeteer.launch({ executablePath: program, args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage'], timeout: 120_000 });
   const page = await browser.newPage();
   page.setDefaultTimeout(120_000);
   const said = { errors: [], elsewhere: [], violations: [], overflow: {} };

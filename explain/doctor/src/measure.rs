@@ -14,8 +14,8 @@ mod residual;
 pub use between::{CONNECTION_US, Depth, IDLE_SHARE, TURN_US, call_us, outside_us, scale, traffic_us, turns};
 pub use constant_time::{CONSTANT_TIME, PER_ARGUMENT, WITHOUT_COUNT, is_victim};
 pub use held::{
-    Held, LARGE_REPLY_BYTES, SCRIPTS, held, in_scripts, inside_share, moving_us, received_bytes, script_around, sender,
-    sent_bytes,
+    Held, LARGE_REPLY_BYTES, SCRIPTS, held, held_on_cpu, in_scripts, inside_share, moving_us, on_cpu, received_bytes,
+    script_around, sender, sent_bytes,
 };
 
 /// Calls and microseconds of some commands in the window, our own taken off.

@@ -3,7 +3,8 @@
 //! The server times a command without the writing of its reply. For replies of megabytes that is a part of the stall,
 //! and it is taken from the CPU time the main thread spent outside commands.
 
-use unslow_facts::{Node, SlowEntry};
+use unslow_facts::{Facts, Node, SlowEntry};
+use unslow_topology::CommandStat;
 use unslow_units::{percent, time_us};
 
 use super::{between, is_one_of, residual, slow_entries, spent};
@@ -200,6 +201,37 @@ pub fn inside_share(node: &Node) -> f64 {
     }
     // How much of the others ran inside them is not known: as much as can have.
     f64::max(containers, others) / 1e6 / node.window_s.max(0.001)
+}
+
+/// A main thread that waits for a processor for more of the window than this is interrupted inside its commands too.
+const INTERRUPTED: f64 = 0.01;
+
+/// Of the time inside commands, the part that the main thread can have been on a processor for: what it waited for one,
+/// or for a page, is not the commands'. 1 where that is not known.
+pub fn on_cpu(node: &Node) -> f64 {
+    let inside = inside_share(node);
+    match node.cpu() {
+        Some((user, sys)) if inside > 0.01 => ((user + sys) / inside).min(1.0),
+        _ => 1.0,
+    }
+}
+
+/// [`held`], for commands whose calls are all of one kind, without what the server waited for a processor meanwhile:
+/// its clock counts that as time inside the command. Where it waited, no call counts with more than half of them can
+/// have taken.
+pub fn held_on_cpu(facts: &Facts, node: &Node, names: &[&str]) -> Held {
+    let all = held(node, names);
+    let waited = facts.process(node).and_then(|(_, process)| process.run_delay_share);
+    if waited.is_none_or(|share| share <= INTERRUPTED) {
+        return all;
+    }
+    let foreign = node.foreign_commands();
+    let most_us = |(name, stat): (&String, &CommandStat)| {
+        let usual = residual::most_of_half(node, name).map(|us| us * stat.calls as f64);
+        usual.unwrap_or(f64::INFINITY).min(stat.usec as f64)
+    };
+    let usual_us: f64 = foreign.iter().filter(|(name, _)| is_one_of(names, name)).map(most_us).sum();
+    all.part(all.calls, usual_us.min(all.inside_us * on_cpu(node)))
 }
 
 impl Held {

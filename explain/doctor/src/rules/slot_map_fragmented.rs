@@ -75,7 +75,7 @@ fn found(facts: &Facts, asked: &Node, view: &ClusterView, masters: &[&ClusterNod
     // What the entries beyond one for each master make of the replies.
     let extra = 1.0 - masters.len() as f64 / ranges as f64;
     let finding = match worst {
-        Some((node, asks)) if asks.share() >= COSTS && !topology_storm::speaks(node) => {
+        Some((node, asks)) if asks.share() >= COSTS && !topology_storm::speaks(facts, node) => {
             let share = asks.share() * extra;
             finding
                 .on([node.address.as_str()])

@@ -109,11 +109,7 @@ fn judged_elsewhere(name: &str) -> bool {
 
 /// By the CPU time it can have had: what the server waited for a processor, or for a page, is not the command's.
 pub(super) fn is_heavy(node: &Node, held: &Held) -> bool {
-    let inside = inside_share(node);
-    let on_cpu = match node.cpu() {
-        Some((user, sys)) if inside > 0.01 => ((user + sys) / inside).min(1.0),
-        _ => 1.0,
-    };
+    let on_cpu = on_cpu(node);
     let (mean, share) = (held.mean_us() * on_cpu, held.share() * on_cpu);
     (share > 0.1 && mean > 500.0) || (mean > 10_000.0 && (held.calls >= 5.0 || share > 0.01))
 }

@@ -27,7 +27,8 @@ const COMMANDS: &[&str] = &["=cluster", "cluster|nodes", "cluster|slots", "clust
 const ENOUGH_S: f64 = 60.0;
 
 pub fn check(facts: &Facts) -> Verdict {
-    let all: Vec<(&Node, Held)> = by_worst(facts.live().map(|n| (n, held(n, COMMANDS))).collect(), |(_, h)| h.share());
+    let asked = |node| (node, held_on_cpu(facts, node, COMMANDS));
+    let all: Vec<(&Node, Held)> = by_worst(facts.live().map(asked).collect(), |(_, h)| h.share());
     let asked = all.first().filter(|(_, h)| h.calls > 0.0);
     if asked.is_none() && facts.kind != DeploymentKind::Cluster {
         return Verdict::NotHere;
@@ -53,8 +54,8 @@ fn rate(node: &Node, held: &Held) -> f64 {
 }
 
 /// Whether this rule names the node.
-pub(super) fn speaks(node: &Node) -> bool {
-    is_storm(node, &held(node, COMMANDS))
+pub(super) fn speaks(facts: &Facts, node: &Node) -> bool {
+    is_storm(node, &held_on_cpu(facts, node, COMMANDS))
 }
 
 fn is_storm(node: &Node, h: &Held) -> bool {
@@ -86,7 +87,11 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, worst: &Held) -> Fi
         ),
     )
     .proven(worst.clocks())
-    .saw(node, "INFO commandstats", format!("CLUSTER: {} calls, {}", count(worst.calls), worst.figures()));
+    .saw(
+        node,
+        "INFO commandstats",
+        format!("CLUSTER: {} calls, {}", count(worst.calls), held(node, COMMANDS).figures()),
+    );
     // What the clients that are connected now would need, each of them asking one node.
     let clients = node.number("connected_clients").unwrap_or(0.0);
     let needed = clients / facts.nodes.len().max(1) as f64 / ENOUGH_S;

@@ -9,7 +9,8 @@ use common::{NOW_MS, answer, deployment, finding, node, seen};
 use unslow_doctor::measure::{CONSTANT_TIME, PER_ARGUMENT, WITHOUT_COUNT, is_victim};
 use unslow_doctor::{Answered, Confidence, Currency, Finding, Report, Severity, When, diagnose};
 use unslow_facts::{
-    ClientGroup, ClientRow, Clients, Facts, Gap, KeySize, Lack, LatencyEvent, Node, Seen, SlowEntry, TimeRange,
+    ClientGroup, ClientRow, Clients, Facts, Gap, Host, KeySize, Lack, LatencyEvent, Node, Process, Seen, SlowEntry,
+    TimeRange,
 };
 use unslow_topology::{DeploymentKind, Info, Role};
 
@@ -485,6 +486,32 @@ fn a_few_expensive_questions_are_monitoring_and_reported_once() {
     // COMMAND comes with each new connection: no exporter's interval helps.
     assert!(remedies(&found).contains("keep connections") && !remedies(&found).contains("30s"), "{}", remedies(&found));
     assert!(!found.gain.text.contains("15 s"), "{:?}", found.gain);
+}
+
+#[test]
+fn questions_that_wait_for_a_processor_are_no_storm() {
+    // Ten INFOs a second of 1.3 ms on average, of which most took 0.1 ms: an exporter, or `unslow record`.
+    let asked = |delay: Option<f64>, command: &str, calls: u64, us: u64, kind: DeploymentKind| {
+        let mut node = server("7.2.4", 0.3, "", &stat(command, calls, calls * us));
+        let ranges = [(132, calls * 8 / 10), (4227, calls / 10), (16_908, calls / 10)];
+        let ranges = ranges.map(|(up_to_us, calls)| TimeRange { up_to_us, calls }).to_vec();
+        node.histograms = seen([(command.to_string(), ranges)].into());
+        let process = Process { addresses: vec![ADDRESS.into()], run_delay_share: delay, ..Process::default() };
+        let hosts = vec![Host { processes: vec![process], ..Host::default() }];
+        Facts { hosts, ..deployment(kind, vec![node]) }
+    };
+    let (alone, cluster) = (DeploymentKind::Standalone, DeploymentKind::Cluster);
+    for (delay, answered) in [
+        (Some(0.15), Answered::Absent),
+        (Some(0.004), Answered::Present), // it did not wait: a tenth of them take milliseconds
+        (None, Answered::Present),        // not known
+    ] {
+        assert_eq!(answer(&asked(delay, "info", 100, 1300, alone), "monitoring_storm"), answered, "{delay:?}");
+        let refreshes = asked(delay, "cluster|nodes", 100, 1300, cluster);
+        assert_eq!(answer(&refreshes, "topology_storm"), answered, "{delay:?}");
+    }
+    // A storm is one on a busy machine too: 400 a second of 0.1 ms.
+    assert_eq!(answer(&asked(Some(0.15), "info", 4000, 130, alone), "monitoring_storm"), Answered::Present);
 }
 
 #[test]

@@ -392,7 +392,7 @@ fn unix_ms() -> u64 {
 
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let nights = cx.story.number("nights")? as usize;
-    if nights % 2 == 0 {
+    if nights.is_multiple_of(2) {
         return Err(CaseError::EvenNights(nights).into());
     }
     let fork = format!("{}ms", cx.story.number("fork_ms")?);
