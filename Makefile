@@ -32,7 +32,10 @@ tools: ## what the tests need beside Rust: Chromium for the page, tmux for the s
 
 LOOM := RUSTFLAGS="--cfg loom" cargo test --release --package unslow-bypass --test loom --target-dir target/loom
 
-test: tools compilers check ## everything CI runs; tests.toml says what runs beside what
+test: compilers ## everything CI runs; tests.toml says what runs beside what
+	@$(MAKE) --no-print-directory tools & tools=$$!; failed=0; \
+	$(MAKE) --no-print-directory check || failed=1; \
+	wait $$tools && exit $$failed # side by side: one waits for the network, the other for the processors
 	./target/release/unslow engine install
 	./target/release/unslow engine install kafka-4.1
 	@failed=0; \

@@ -248,6 +248,34 @@ fn a_server_is_silent_for_its_threads_where_they_hold_the_machine() {
 }
 
 #[test]
+fn a_server_is_silent_for_a_neighbour_that_holds_the_machine() {
+    // Twenty processes of higher priority on its processor, as they were recorded: it never answered anything.
+    let recorded = common::recorded("starved_by_neighbours");
+    let beside = |neighbours: Vec<Neighbour>| {
+        let mut facts = recorded.clone();
+        facts.hosts[0].neighbours = neighbours;
+        facts
+    };
+    for facts in [recorded.clone(), beside(vec![stranger(1.9)])] {
+        let report = diagnose(&facts, &[]);
+        let found = &report.findings[0];
+        let told = (found.id.as_str(), found.confidence, found.chain[0].id.as_str());
+        assert_eq!(told, ("noisy_neighbour", Confidence::Likely, "node_hangs"));
+        assert!(found.evidence.iter().any(|e| e.value.contains("ready to run")), "{:?}", found.evidence);
+    }
+    assert!(finding(&recorded, "noisy_neighbour").title.contains("20 others use 99 % of one, bash"));
+    // Its clients, its own children, and what uses less than half of what is used.
+    let pid = recorded.hosts[0].processes[0].pid;
+    let (client, child) =
+        (Neighbour { client: true, ..stranger(1.9) }, Neighbour { parent: Some(pid), ..stranger(1.9) });
+    for neighbours in [vec![client], vec![child], vec![stranger(0.4)], Vec::new()] {
+        let facts = beside(neighbours.clone());
+        assert_eq!(answer(&facts, "noisy_neighbour"), Answered::Unknown, "{neighbours:?}");
+        assert_eq!(diagnose(&facts, &[]).findings[0].id, "node_hangs", "{neighbours:?}");
+    }
+}
+
+#[test]
 fn more_threads_than_processors_cost_what_the_main_thread_waits() {
     let found = finding(&threaded(8, 2.5, 0.3), "io_threads");
     assert_eq!((found.impact.value, found.confidence), (0.3, Confidence::Likely));

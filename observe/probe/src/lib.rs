@@ -154,6 +154,7 @@ fn watched_s(nodes: &[Node], window: Duration, took: Duration, cut_short: bool) 
 pub fn unreachable(target: &Target, error: &Error, settings: &Settings) -> Facts {
     let begun = Instant::now();
     let at_ms = now_ms();
+    let watch = settings.host.then(host::Watch::start);
     let mut nodes: Vec<Node> = Vec::new();
     std::thread::scope(|scope| {
         let threads: Vec<_> = target
@@ -172,6 +173,8 @@ pub fn unreachable(target: &Target, error: &Error, settings: &Settings) -> Facts
     if settings.host {
         host::look_at_silent(&mut nodes);
     }
+    let mut hosts = settings.hosts.clone();
+    hosts.extend(watch.map(|watch| watch.finish(&mut nodes)).filter(|host| !host.processes.is_empty()));
     // Several addresses are those of Sentinels; so is one with a group's name.
     let sentinel = target.service.is_some() || target.endpoints.len() > 1;
     Facts {
@@ -179,7 +182,7 @@ pub fn unreachable(target: &Target, error: &Error, settings: &Settings) -> Facts
         window_s: settings.window.as_secs_f64(),
         kind: if sentinel { DeploymentKind::Sentinel } else { DeploymentKind::Standalone },
         nodes,
-        hosts: settings.hosts.clone(),
+        hosts,
         cost: Cost { seconds: begun.elapsed().as_secs_f64(), ..Cost::default() },
         ..Facts::of_nothing(&settings.url)
     }

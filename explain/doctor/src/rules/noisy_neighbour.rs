@@ -7,6 +7,9 @@
 //! window, or for over 1 % while PING's tail latency suffers. Between 1 % and 5 % without such a tail nothing is slow
 //! yet, so it is reported as a risk, as it is on a server that no application uses.
 //!
+//! A server that answers nothing at all is seen too: its main thread was ready to run at every look and hardly ran
+//! (`node_hangs`), and strangers use more of the machine than all else together.
+//!
 //! What it costs: the time the main thread was ready but did not run. The CPU that the neighbours use is not the cost:
 //! on a machine with cores to spare they cost the server nothing.
 //!
@@ -23,9 +26,10 @@
 use unslow_facts::{Host, Neighbour};
 
 use super::prelude::*;
+use super::standing;
 
 pub const TITLE: &str = "Noisy neighbour";
-pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "node_hangs"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// Cores that strangers use: below it they are no neighbour to speak of.
@@ -44,13 +48,32 @@ struct Waiting<'a> {
     delay: f64,
     strangers: Vec<&'a Neighbour>,
     tail: bool,
+    /// It owed an answer for as long as was waited for one.
+    silent: bool,
 }
 
 impl Waiting<'_> {
     fn of<'a>(facts: &'a Facts, node: &'a Node) -> Option<Waiting<'a>> {
         let (host, process) = facts.process(node)?;
         let strangers = host.neighbours.iter().filter(|n| !n.client).collect();
-        Some(Waiting { node, host, delay: process.run_delay_share?, strangers, tail: tail_is_hit(node, TAIL_US) })
+        let (delay, tail) = (process.run_delay_share?, tail_is_hit(node, TAIL_US));
+        Some(Waiting { node, host, delay, strangers, tail, silent: false })
+    }
+
+    /// One that answers nothing because it gets no processor, where strangers use most of the machine. Its own threads
+    /// and children are `io_threads` and `pinned`.
+    fn of_silent<'a>(facts: &'a Facts, node: &'a Node) -> Option<Waiting<'a>> {
+        let standing = node.standing.as_ref().filter(|_| node.silent_ms.is_some() && standing::is_starved(node))?;
+        let (host, process) = facts.process(node)?;
+        let is_stranger = |n: &&Neighbour| !n.client && n.parent != Some(process.pid);
+        let strangers = host.neighbours.iter().filter(is_stranger).collect();
+        // It was ready to run all the time.
+        let ran = standing.user_ms.saturating_add(standing.system_ms) as f64;
+        let delay = (1.0 - ran / standing.span_ms.max(1) as f64).max(0.0);
+        let waiting = Waiting { node, host, delay, strangers, tail: true, silent: true };
+        let busy = host.busy_share? * f64::from(host.cpus);
+        let is_stopped = process.throttled_share.is_some_and(|share| share > COSTS);
+        (waiting.cores() > STRANGERS.max(busy / 2.0) && !is_stopped).then_some(waiting)
     }
 
     fn cores(&self) -> f64 {
@@ -63,7 +86,7 @@ impl Waiting<'_> {
     }
 
     fn costs(&self) -> bool {
-        is_used(self.node) && (self.delay > COSTS || self.tail)
+        self.silent || (is_used(self.node) && (self.delay > COSTS || self.tail))
     }
 }
 
@@ -76,7 +99,9 @@ pub(super) fn tail_is_hit(node: &Node, by_us: u32) -> bool {
 }
 
 pub fn check(facts: &Facts) -> Verdict {
-    let all: Vec<Waiting<'_>> = facts.live().filter_map(|node| Waiting::of(facts, node)).collect();
+    let silent = facts.nodes.iter().filter_map(|node| Waiting::of_silent(facts, node));
+    let all: Vec<Waiting<'_>> =
+        facts.live().filter_map(|node| Waiting::of(facts, node)).chain(silent).collect();
     // What costs stands before what only might.
     let noticed = |w: &&Waiting<'_>| w.is_noticed() && !super::pinned::speaks(facts, w.node);
     let rows = by_worst(all.iter().filter(noticed).collect(), |w| w.delay + f64::from(u8::from(w.costs())));
@@ -89,11 +114,18 @@ pub fn check(facts: &Facts) -> Verdict {
         .take(3)
         .map(|n| format!("{} (pid {}) {} of a core", n.name, n.pid, percent(n.cpu_share)))
         .collect();
+    let most = worst.strangers.first().map_or(0.0, |n| n.cpu_share);
+    let whose = match who.first() {
+        None => "other processes occupy it".into(),
+        Some(first) if most < worst.cores() / 2.0 => {
+            format!("{} others use {} of one, {first} most of all", worst.strangers.len(), percent(worst.cores()))
+        }
+        Some(first) => first.clone(),
+    };
     let finding = Finding::new(format!(
-        "{} waits for a processor {} of the time: {}",
+        "{} waits for a processor {} of the time: {whose}",
         node.address,
         percent(delay),
-        who.first().map_or("other processes occupy it", String::as_str)
     ))
     .on(rows.iter().map(|w| w.node.address.as_str()));
     let text = format!(
@@ -103,13 +135,17 @@ pub fn check(facts: &Facts) -> Verdict {
         host.cpus
     );
     let finding = if worst.costs() {
-        finding
-            .core(delay, text)
-            .gain(
-                "alone on its core it would not wait",
-                format!("ready and not running {delay:.3} of the window, running {busy:.3}"),
-            )
-            .proven("the kernel counted the main thread's waiting in this window")
+        let finding = finding.core(delay, text).gain(
+            "alone on its core it would not wait",
+            format!("ready and not running {delay:.3} of the window, running {busy:.3}"),
+        );
+        match worst.silent {
+            true => finding.likely(
+                "the kernel counted the main thread's waiting while it owed an answer; that these processes hold its \
+                 processor is inferred from what they use",
+            ),
+            false => finding.proven("the kernel counted the main thread's waiting in this window"),
+        }
     } else {
         finding
             .risk(format!(
@@ -118,11 +154,15 @@ pub fn check(facts: &Facts) -> Verdict {
             ))
             .likely("the waiting was counted by the kernel; no request was seen waiting because of it")
     };
+    let finding = if worst.silent { standing::with(finding, node, |_| true) } else { finding };
     let pressure = host.pressure.get("cpu.some").map(|p| format!("some task waited {} of the time", percent(*p)));
     let finding = finding
         .saw_at(
-            format!("/proc/PID/schedstat ({})", host.hostname),
-            format!("run delay {} of the window", percent(delay)),
+            format!("/proc/PID/{} ({})", if worst.silent { "stat" } else { "schedstat" }, host.hostname),
+            match worst.silent {
+                true => format!("ready to run and not running {} of the time it was looked at", percent(delay)),
+                false => format!("run delay {} of the window", percent(delay)),
+            },
             host.at_ms,
         )
         .saw_at(format!("processes ({})", host.hostname), who.join(", "), host.at_ms);

@@ -29,20 +29,18 @@ pub fn with(finding: Finding, node: &Node, fits: impl Fn(ThreadState) -> bool) -
 
 /// Looks that show more than a moment.
 pub const LOOKS: u32 = 3;
-/// Share of the looks' span that its main thread was ready and waited for a processor.
-const STARVED: f64 = 0.5;
 /// Share of it that it may have run meanwhile: one that ran longer was busy with something.
 const RAN: f64 = 0.1;
 
-/// Whether its process was ready to run at every look while it owed an answer, and waited for a processor most of that
-/// time: nothing blocks it; other threads or processes hold the processors.
+/// Whether its process was ready to run at every look while it owed an answer, and hardly ran: nothing blocks it; other
+/// threads or processes hold the processors, or a quota keeps it from them. How long it waited is no condition: the
+/// kernel counts a wait when it is over, and one that lasts longer than the looks is counted in none of them.
 pub fn is_starved(node: &Node) -> bool {
     let seen = node.standing.as_ref().filter(|standing| standing.looks >= LOOKS && standing.span_ms > 0);
     seen.is_some_and(|standing| {
         let span = standing.span_ms as f64;
         let ran = standing.user_ms.saturating_add(standing.system_ms) as f64;
-        let waited = standing.waited_ms.unwrap_or(0) as f64;
-        standing.only_state() == Some(ThreadState::Runnable) && waited > STARVED * span && ran < RAN * span
+        standing.only_state() == Some(ThreadState::Runnable) && ran < RAN * span
     })
 }
 

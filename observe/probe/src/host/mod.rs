@@ -77,7 +77,7 @@ impl Watch {
         let there = elsewhere::servers();
         let drops = sockets::listen_drops();
         let mut reached = BTreeSet::new();
-        for node in nodes.iter_mut().filter(|n| n.info().is_some()) {
+        for node in nodes.iter_mut().filter(|n| n.info().is_some() || n.silent_ms.is_some()) {
             let Some(found) = here.find(node, &there) else { continue };
             let mut queues = Vec::new();
             let pid = match found {
@@ -187,6 +187,9 @@ struct Here<'a> {
 
 impl Here<'_> {
     fn find(&self, node: &Node, there: &[elsewhere::Server]) -> Option<Found> {
+        if node.info().is_none() {
+            return self.by_listener(node);
+        }
         if node.address.starts_with("unix:") {
             return self.by_socket_file(node);
         }
@@ -196,6 +199,13 @@ impl Here<'_> {
             return Some(self.found(pid, node, &ips));
         }
         elsewhere::find(there, node).map(|server| Found::Elsewhere(server.pid))
+    }
+
+    /// A server that took our connection and says nothing: nothing but its socket says which it is.
+    fn by_listener(&self, node: &Node) -> Option<Found> {
+        let ips = resolve(&node.address)?;
+        let is_here = ips.iter().all(|ip| ip.is_loopback() || self.local.contains(ip));
+        Some(self.found(self.owner(node, &ips).filter(|_| is_here)?, node, &ips))
     }
 
     /// A socket file is of this machine, whatever namespaces its server is in.

@@ -13,8 +13,10 @@ use super::parse::rows;
 use super::processes::{Task, socket_inodes, used};
 use crate::sockets::{self, TcpSocket};
 
-/// How many are reported.
+/// How many a recording keeps of each second.
 pub const MOST: usize = 5;
+/// And how many of a live window: twenty workers of a twentieth of a core each are a neighbour too.
+const LISTED: usize = 24;
 
 /// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when
 /// the window began, `elsewhere` where servers in other network namespaces are reached.
@@ -34,7 +36,7 @@ pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket]
         .filter(|n| n.cpu_share > 0.02)
         .collect();
     all.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
-    all.truncate(MOST);
+    all.truncate(LISTED);
     let doors = Doors::of(host, elsewhere);
     let mut here = doors.connections(sockets);
     let mut seen: Vec<Sockets> = all.iter().map(|_| Sockets::default()).collect();
