@@ -34,8 +34,10 @@ LOOM := RUSTFLAGS="--cfg loom" cargo test --release --package unslow-bypass --te
 
 test: compilers ## everything CI runs; tests.toml says what runs beside what
 	@$(MAKE) --no-print-directory tools & tools=$$!; failed=0; \
+	trap 'wait $$tools; exit 130' INT TERM; \
 	$(MAKE) --no-print-directory check || failed=1; \
-	wait $$tools && exit $$failed # side by side: one waits for the network, the other for the processors
+	wait $$tools || { echo "make tools failed, see above" >&2; exit 1; }; \
+	exit $$failed # side by side: one waits for the network, the other for the processors
 	./target/release/unslow engine install
 	./target/release/unslow engine install kafka-4.1
 	@failed=0; \

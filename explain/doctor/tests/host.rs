@@ -263,7 +263,9 @@ fn a_server_is_silent_for_a_neighbour_that_holds_the_machine() {
         assert_eq!(told, ("noisy_neighbour", Confidence::Likely, "node_hangs"));
         assert!(found.evidence.iter().any(|e| e.value.contains("ready to run")), "{:?}", found.evidence);
     }
-    assert!(finding(&recorded, "noisy_neighbour").title.contains("20 others use 99 % of one, bash"));
+    assert!(
+        finding(&recorded, "noisy_neighbour").title.contains("20 other processes use 1.0 cores, the largest is bash")
+    );
     // Its clients, its own children, and what uses less than half of what is used.
     let pid = recorded.hosts[0].processes[0].pid;
     let (client, child) =

@@ -288,7 +288,7 @@ pub enum CaseError {
     #[error("{0}: expected a number under [numbers]")]
     NoNumber(String),
     /// A figure was set that no case has.
-    #[error("no case that is to run has a number {name}; {known}")]
+    #[error("none of the selected cases has a number named {name}; {known}")]
     UnknownNumber {
         /// Its name.
         name: String,

@@ -111,6 +111,8 @@ pub struct Held {
     /// What the scripts around a call take beside it, in us: who arrives meanwhile waits for that too.
     around_us: f64,
     window_s: f64,
+    /// Whether the time inside is the server's less what is estimated that it waited for a processor.
+    estimated: bool,
 }
 
 /// How long `names` held the main thread of a node, as [`is_one_of`] matches them.
@@ -136,6 +138,7 @@ pub fn held(node: &Node, names: &[&str]) -> Held {
         rest_us: if whole { residual::of_calls(&logged) } else { residual::of_commands(node, names) },
         around_us: 0.0,
         window_s: node.window_s.max(0.001),
+        estimated: false,
     }
 }
 
@@ -217,21 +220,21 @@ pub fn on_cpu(node: &Node) -> f64 {
 }
 
 /// [`held`], for commands whose calls are all of one kind, without what the server waited for a processor meanwhile:
-/// its clock counts that as time inside the command. Where it waited, no call counts with more than half of them can
-/// have taken.
+/// its clock counts that as time inside the command. Where it waited, each call counts for at most what the median call
+/// took; all of them together for no less than what is left of them without the whole wait.
 pub fn held_on_cpu(facts: &Facts, node: &Node, names: &[&str]) -> Held {
     let all = held(node, names);
     let waited = facts.process(node).and_then(|(_, process)| process.run_delay_share);
-    if waited.is_none_or(|share| share <= INTERRUPTED) {
-        return all;
-    }
+    let Some(waited) = waited.filter(|share| *share > INTERRUPTED) else { return all };
     let foreign = node.foreign_commands();
     let most_us = |(name, stat): (&String, &CommandStat)| {
-        let usual = residual::most_of_half(node, name).map(|us| us * stat.calls as f64);
+        let usual = residual::median_at_most(node, name).map(|us| us * stat.calls as f64);
         usual.unwrap_or(f64::INFINITY).min(stat.usec as f64)
     };
     let usual_us: f64 = foreign.iter().filter(|(name, _)| is_one_of(names, name)).map(most_us).sum();
-    all.part(all.calls, usual_us.min(all.inside_us * on_cpu(node)))
+    let least_us = all.inside_us - waited * all.window_s * 1e6;
+    let inside_us = usual_us.max(least_us).min(all.inside_us * on_cpu(node));
+    Held { estimated: inside_us < 0.99 * all.inside_us, ..all.part(all.calls, inside_us) }
 }
 
 impl Held {
@@ -243,6 +246,11 @@ impl Held {
     /// Share of the window, 0 to 1.
     pub fn share(&self) -> f64 {
         ((self.inside_us + self.writing_us) / 1e6 / self.window_s).clamp(0.0, 1.0)
+    }
+
+    /// Whether an estimate of what the server waited for a processor was taken off.
+    pub fn is_estimated(&self) -> bool {
+        self.estimated
     }
 
     /// Whose clocks measured [`Held::share`].
@@ -400,6 +408,7 @@ mod tests {
             rest_us: None,
             around_us: 0.0,
             window_s: 10.0,
+            estimated: false,
         }
     }
 

@@ -78,9 +78,9 @@ pub fn of_commands(node: &Node, names: &[&str]) -> Option<f64> {
     (shown && spent_us > 0.0).then(|| weighted / spent_us)
 }
 
-/// No less than half of the calls of a command took in the window, by the server's histograms (7.0+), in us: the upper
-/// end of the range that the median is in.
-pub fn most_of_half(node: &Node, name: &str) -> Option<f64> {
+/// An upper bound of what the median call of a command took in the window, by the server's histograms (7.0+), in us:
+/// the upper end of its range.
+pub fn median_at_most(node: &Node, name: &str) -> Option<f64> {
     let ranges = node.histograms.value()?.get(name)?;
     let half = ranges.iter().map(|r| r.calls).sum::<u64>().div_ceil(2);
     let mut seen = 0;

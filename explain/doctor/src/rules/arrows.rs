@@ -47,6 +47,10 @@ pub fn holds(facts: &Facts, cause: &Finding, effect: &Finding) -> bool {
             let kinds = ERRORS.iter().find(|(rule, _)| *rule == id).map(|(_, kinds)| *kinds);
             kinds.is_none_or(|kinds| are_most(on(), kinds))
         }
+        // A server that is stopped, or stuck, says nothing for another reason.
+        ("noisy_neighbour" | "io_threads", "node_hangs") => {
+            on().any(|node| node.silent_ms.is_some() && super::standing::is_starved(node))
+        }
         ("saves_collide" | "save_too_often", "noisy_neighbour") => own_children(on().filter_map(|n| facts.process(n))),
         // A snapshot that fails makes no rewrite begin again.
         ("saves_failing", "aof_rewrite_storm") => {
@@ -287,6 +291,26 @@ mod tests {
         assert!(ERRORS.iter().all(|(cause, _)| arrow(cause, "error_flood")));
         assert!(arrow("saves_collide", "noisy_neighbour") && arrow("save_too_often", "noisy_neighbour"));
         assert!(arrow("saves_failing", "aof_rewrite_storm"));
+        assert!(arrow("noisy_neighbour", "node_hangs") && arrow("io_threads", "node_hangs"));
+    }
+
+    #[test]
+    fn a_server_that_was_stopped_is_silent_for_no_neighbour() {
+        use unslow_facts::{Doing, Standing, ThreadState};
+        let silent = |state: ThreadState, user_ms: u64| {
+            let doing = Doing { state, wait_channel: None, stack: Vec::new(), looks: 5 };
+            let standing = Standing { looks: 5, span_ms: 200, user_ms, seen: vec![doing], ..Standing::default() };
+            let node = Node {
+                silent_ms: Some(3000),
+                standing: Some(standing),
+                ..Node::new(HERE, unslow_topology::Role::Master)
+            };
+            let facts = of(DeploymentKind::Standalone, vec![node]);
+            ["noisy_neighbour", "io_threads"].map(|cause| holds(&facts, &finding(cause), &finding("node_hangs")))
+        };
+        assert_eq!(silent(ThreadState::Runnable, 0), [true, true]);
+        assert_eq!(silent(ThreadState::Runnable, 150), [false, false]); // busy with something
+        assert_eq!(silent(ThreadState::Stopped, 0), [false, false]);
     }
 
     #[test]

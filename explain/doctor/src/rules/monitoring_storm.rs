@@ -10,7 +10,7 @@
 //!
 //! Not to be taken for: topology refreshes, with which Lettuce sends INFO as well (then the refresh is the finding);
 //! a machine that makes the server wait for a processor, which its clock counts as time inside a command
-//! (`noisy_neighbour`): then no call counts with more than half of them can have taken.
+//! (`noisy_neighbour`): then each call counts for at most what the median call took.
 //!
 //! What to do: it depends on the command. Use one exporter per node, every 15 to 30 s; no test-on-borrow PING in
 //! connection pools; persistent connections, if COMMAND is sent on each new one.
@@ -43,6 +43,8 @@ pub const COMMANDS: &[&str] = &[
 struct Part {
     /// As a person writes it.
     command: String,
+    /// As [`held`] is asked for it.
+    name: String,
     held: Held,
 }
 
@@ -50,10 +52,20 @@ pub fn check(facts: &Facts) -> Verdict {
     let asked = |node| (node, held_on_cpu(facts, node, COMMANDS));
     let all: Vec<(&Node, Held)> = by_worst(facts.live().map(asked).collect(), |(_, h)| h.share());
     let text = absent_text(&all);
-    let rows: Vec<(&Node, Held)> = all.into_iter().filter(|(n, h)| is_storm(n, h)).collect();
+    let rows: Vec<(&Node, Held)> = all.into_iter().filter(|(n, h)| is_storm(facts, n, h)).collect();
     match rows.first() {
         None => absent_by_commandstats(facts, "monitoring commands", text),
         Some((node, all)) => found(facts, &rows, node, all).into(),
+    }
+}
+
+/// How sure the share of these calls is: measured, or with an estimate in it.
+pub(super) fn sure(finding: Finding, held: &Held) -> Finding {
+    match held.is_estimated() {
+        true => finding.likely(
+            "the server's own clock for these calls, without what they are estimated to have waited for a processor",
+        ),
+        false => finding.proven(held.clocks()),
     }
 }
 
@@ -61,9 +73,10 @@ fn rate(node: &Node, held: &Held) -> f64 {
     held.calls / node.window_s.max(0.001)
 }
 
-fn is_storm(node: &Node, all: &Held) -> bool {
+fn is_storm(facts: &Facts, node: &Node, all: &Held) -> bool {
     let stalls = |p: &Part| p.held.mean_us() > 10_000.0 && (p.held.calls >= 5.0 || p.held.share() > 0.01);
-    (whole_share(node, all) > 0.01 && rate(node, all) > 5.0) || all.share() > 0.1 || parts(node).iter().any(stalls)
+    let takes = (whole_share(node, all) > 0.01 && rate(node, all) > 5.0) || all.share() > 0.1;
+    takes || parts(facts, node).iter().any(stalls)
 }
 
 /// Of a core: the commands, and waking up, reading and answering for each. Beyond [`SCALE_MOST`], something else takes
@@ -104,18 +117,19 @@ fn absent_text(all: &[(&Node, Held)]) -> String {
 }
 
 /// By command, the most expensive first.
-fn parts(node: &Node) -> Vec<Part> {
+fn parts(facts: &Facts, node: &Node) -> Vec<Part> {
     let commands = node.foreign_commands();
     let asked = commands.keys().filter(|name| is_one_of(COMMANDS, name));
     let part = |name: &String| Part {
         command: name.to_uppercase().replace('|', " "),
-        held: held(node, &[&format!("={name}")]),
+        name: format!("={name}"),
+        held: held_on_cpu(facts, node, &[&format!("={name}")]),
     };
     by_worst(asked.map(part).collect(), |p| p.held.share())
 }
 
 fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Finding {
-    let parts = parts(node);
+    let parts = parts(facts, node);
     let Some(worst) = parts.first() else { return Finding::new("Monitoring takes time") };
     let (asked, core) = (rate(node, &worst.held), whole_share(node, all));
     let finding = Finding::new(format!(
@@ -128,7 +142,7 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
     ))
     .on(rows.iter().map(|(n, _)| n.address.as_str()));
     // Calls of many milliseconds hold others up; shorter ones take capacity.
-    let mut finding = if worst.held.mean_us() > 10_000.0 {
+    let finding = if worst.held.mean_us() > 10_000.0 {
         let (ms, wait) = worst.held.others_wait();
         finding.latency(ms, wait)
     } else {
@@ -138,14 +152,14 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
             core,
             format!("{} of a core on {}, including reading and answering: {each}", percent(core), node.address),
         )
-    }
-    .proven(all.clocks());
+    };
+    let mut finding = sure(finding, all);
     finding = gain(finding, worst, asked);
     for part in parts.iter().take(3) {
         finding = finding.saw(
             node,
             "INFO commandstats",
-            format!("{}: {} calls, {}", part.command, count(part.held.calls), part.held.figures()),
+            format!("{}: {} calls, {}", part.command, count(part.held.calls), held(node, &[&part.name]).figures()),
         );
     }
     let senders = node.clients.value().map_or(&[][..], |c| &c.groups);

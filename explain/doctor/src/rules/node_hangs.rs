@@ -14,8 +14,8 @@
 //! same while it lasts, and so does CLIENT PAUSE without WRITE (`paused`); and if none of several nodes answers,
 //! something in between that accepts every connection (a proxy, a load balancer) looks the same too.
 //!
-//! A process that was ready to run at every look, and waited for a processor most of the time, is not stuck: other
-//! threads or processes hold the processors. Where those are its own threads, that is `io_threads`.
+//! A process that was ready to run at every look and hardly ran is not stuck: other threads or processes hold the
+//! processors. Where those are its own threads, that is `io_threads`; where they are strangers, `noisy_neighbour`.
 //!
 //! Proven when unslow, or a recorder, runs on the server's machine and the kernel says that the process was stopped by
 //! a signal (T) at every look while it owed an answer, three at least. Any other state, and the kernel function that it

@@ -8,7 +8,7 @@
 //! yet, so it is reported as a risk, as it is on a server that no application uses.
 //!
 //! A server that answers nothing at all is seen too: its main thread was ready to run at every look and hardly ran
-//! (`node_hangs`), and strangers use more of the machine than all else together.
+//! (`node_hangs`), and unrelated processes use more than half of the CPU in use.
 //!
 //! What it costs: the time the main thread was ready but did not run. The CPU that the neighbours use is not the cost:
 //! on a machine with cores to spare they cost the server nothing.
@@ -48,8 +48,8 @@ struct Waiting<'a> {
     delay: f64,
     strangers: Vec<&'a Neighbour>,
     tail: bool,
-    /// It owed an answer for as long as was waited for one.
-    silent: bool,
+    /// It had not answered by the time limit: the share of the looks at it that it ran.
+    silent_ran: Option<f64>,
 }
 
 impl Waiting<'_> {
@@ -57,7 +57,7 @@ impl Waiting<'_> {
         let (host, process) = facts.process(node)?;
         let strangers = host.neighbours.iter().filter(|n| !n.client).collect();
         let (delay, tail) = (process.run_delay_share?, tail_is_hit(node, TAIL_US));
-        Some(Waiting { node, host, delay, strangers, tail, silent: false })
+        Some(Waiting { node, host, delay, strangers, tail, silent_ran: None })
     }
 
     /// One that answers nothing because it gets no processor, where strangers use most of the machine. Its own threads
@@ -69,8 +69,8 @@ impl Waiting<'_> {
         let strangers = host.neighbours.iter().filter(is_stranger).collect();
         // It was ready to run all the time.
         let ran = standing.user_ms.saturating_add(standing.system_ms) as f64;
-        let delay = (1.0 - ran / standing.span_ms.max(1) as f64).max(0.0);
-        let waiting = Waiting { node, host, delay, strangers, tail: true, silent: true };
+        let ran = (ran / standing.span_ms.max(1) as f64).min(1.0);
+        let waiting = Waiting { node, host, delay: 1.0 - ran, strangers, tail: true, silent_ran: Some(ran) };
         let busy = host.busy_share? * f64::from(host.cpus);
         let is_stopped = process.throttled_share.is_some_and(|share| share > COSTS);
         (waiting.cores() > STRANGERS.max(busy / 2.0) && !is_stopped).then_some(waiting)
@@ -80,13 +80,18 @@ impl Waiting<'_> {
         self.strangers.iter().map(|n| n.cpu_share).sum()
     }
 
+    /// Whether no one of the strangers uses most of what they use.
+    fn is_crowd(&self) -> bool {
+        self.strangers.first().is_some_and(|n| n.cpu_share < self.cores() / 2.0)
+    }
+
     /// Waiting for the server's own clients is for other rules to report.
     fn is_noticed(&self) -> bool {
         self.cores() > STRANGERS && self.delay > NOTICED
     }
 
     fn costs(&self) -> bool {
-        self.silent || (is_used(self.node) && (self.delay > COSTS || self.tail))
+        self.silent_ran.is_some() || (is_used(self.node) && (self.delay > COSTS || self.tail))
     }
 }
 
@@ -107,18 +112,18 @@ pub fn check(facts: &Facts) -> Verdict {
     let rows = by_worst(all.iter().filter(noticed).collect(), |w| w.delay + f64::from(u8::from(w.costs())));
     let Some(worst) = rows.first() else { return absent(&all) };
     let (node, host, delay) = (worst.node, worst.host, worst.delay);
-    let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
+    let busy = worst.silent_ran.unwrap_or_else(|| node.cpu().map_or(0.0, |(u, s)| u + s));
+    let span = if worst.silent_ran.is_some() { "time it was looked at" } else { "window" };
     let who: Vec<String> = worst
         .strangers
         .iter()
         .take(3)
         .map(|n| format!("{} (pid {}) {} of a core", n.name, n.pid, percent(n.cpu_share)))
         .collect();
-    let most = worst.strangers.first().map_or(0.0, |n| n.cpu_share);
     let whose = match who.first() {
         None => "other processes occupy it".into(),
-        Some(first) if most < worst.cores() / 2.0 => {
-            format!("{} others use {} of one, {first} most of all", worst.strangers.len(), percent(worst.cores()))
+        Some(first) if worst.is_crowd() => {
+            format!("{} other processes use {:.1} cores, the largest is {first}", worst.strangers.len(), worst.cores())
         }
         Some(first) => first.clone(),
     };
@@ -137,12 +142,12 @@ pub fn check(facts: &Facts) -> Verdict {
     let finding = if worst.costs() {
         let finding = finding.core(delay, text).gain(
             "alone on its core it would not wait",
-            format!("ready and not running {delay:.3} of the window, running {busy:.3}"),
+            format!("ready and not running {delay:.3} of the {span}, running {busy:.3}"),
         );
-        match worst.silent {
+        match worst.silent_ran.is_some() {
             true => finding.likely(
-                "the kernel counted the main thread's waiting while it owed an answer; that these processes hold its \
-                 processor is inferred from what they use",
+                "the main thread was ready to run at every look and hardly ran; that these processes hold its \
+                 processor is inferred from the CPU they use",
             ),
             false => finding.proven("the kernel counted the main thread's waiting in this window"),
         }
@@ -154,14 +159,14 @@ pub fn check(facts: &Facts) -> Verdict {
             ))
             .likely("the waiting was counted by the kernel; no request was seen waiting because of it")
     };
-    let finding = if worst.silent { standing::with(finding, node, |_| true) } else { finding };
+    let finding = if worst.silent_ran.is_some() { standing::with(finding, node, |_| true) } else { finding };
     let pressure = host.pressure.get("cpu.some").map(|p| format!("some task waited {} of the time", percent(*p)));
     let finding = finding
         .saw_at(
-            format!("/proc/PID/{} ({})", if worst.silent { "stat" } else { "schedstat" }, host.hostname),
-            match worst.silent {
-                true => format!("ready to run and not running {} of the time it was looked at", percent(delay)),
-                false => format!("run delay {} of the window", percent(delay)),
+            format!("/proc/PID/{} ({})", if worst.silent_ran.is_some() { "stat" } else { "schedstat" }, host.hostname),
+            match worst.silent_ran.is_some() {
+                true => format!("ready to run and not running {} of the {span}", percent(delay)),
+                false => format!("run delay {} of the {span}", percent(delay)),
             },
             host.at_ms,
         )
@@ -182,11 +187,14 @@ pub fn check(facts: &Facts) -> Verdict {
 }
 
 fn ways_out(finding: Finding, worst: &Waiting<'_>) -> Finding {
+    // Of many small ones, two moved out of the way free nothing.
+    let large = if worst.is_crowd() { 0 } else { 2 };
+    let large: Vec<&&Neighbour> = worst.strangers.iter().take(large).collect();
     let mut commands: Vec<String> =
-        worst.strangers.iter().take(2).map(|n| format!("renice -n 10 -p {}   ({})", n.pid, n.name)).collect();
+        large.iter().map(|n| format!("renice -n 10 -p {}   ({})", n.pid, n.name)).collect();
     // With one core there is nowhere to move it to.
     if worst.host.cpus > 1 {
-        let first = worst.strangers.first();
+        let first = large.first();
         commands.extend(
             first.map(|n| format!("taskset -cp CORE {}   ({}, to a core the server does not use)", n.pid, n.name)),
         );
@@ -197,10 +205,13 @@ fn ways_out(finding: Finding, worst: &Waiting<'_>) -> Finding {
     }
     commands.push("systemctl set-property SERVICE CPUWeight=1000   (the server's unit)".into());
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-    let back =
-        worst.strangers.iter().take(2).map(|n| format!("renice -n 0 -p {}", n.pid)).collect::<Vec<_>>().join("; ");
-    let text = format!("On {}: move the neighbour, or reserve a core for the server", worst.host.hostname);
-    finding.fix(&text, &commands, "the neighbour gets slower", &back)
+    let back = large.iter().map(|n| format!("renice -n NICE -p {}", n.pid)).collect::<Vec<_>>().join("; ");
+    let back = if large.is_empty() { back } else { format!("{back}   (as it was: ps -o ni -p PID)") };
+    let text = match worst.is_crowd() {
+        false => format!("On {}: move the neighbour, or reserve a core for the server", worst.host.hostname),
+        true => format!("On {}: give the server more weight than these processes, or a core", worst.host.hostname),
+    };
+    finding.fix(&text, &commands, "the neighbours get slower", &back)
 }
 
 fn absent(all: &[Waiting<'_>]) -> Verdict {

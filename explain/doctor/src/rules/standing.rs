@@ -27,8 +27,10 @@ pub fn with(finding: Finding, node: &Node, fits: impl Fn(ThreadState) -> bool) -
     )
 }
 
-/// Looks that show more than a moment.
+/// Looks that show more than a moment, and how long they last at least, in ms: time on a processor is counted in tens
+/// of them.
 pub const LOOKS: u32 = 3;
+const SPAN_MS: u64 = 100;
 /// Share of it that it may have run meanwhile: one that ran longer was busy with something.
 const RAN: f64 = 0.1;
 
@@ -36,7 +38,7 @@ const RAN: f64 = 0.1;
 /// threads or processes hold the processors, or a quota keeps it from them. How long it waited is no condition: the
 /// kernel counts a wait when it is over, and one that lasts longer than the looks is counted in none of them.
 pub fn is_starved(node: &Node) -> bool {
-    let seen = node.standing.as_ref().filter(|standing| standing.looks >= LOOKS && standing.span_ms > 0);
+    let seen = node.standing.as_ref().filter(|standing| standing.looks >= LOOKS && standing.span_ms >= SPAN_MS);
     seen.is_some_and(|standing| {
         let span = standing.span_ms as f64;
         let ran = standing.user_ms.saturating_add(standing.system_ms) as f64;

@@ -86,12 +86,12 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, worst: &Held) -> Fi
             percent(total)
         ),
     )
-    .proven(worst.clocks())
     .saw(
         node,
         "INFO commandstats",
         format!("CLUSTER: {} calls, {}", count(worst.calls), held(node, COMMANDS).figures()),
     );
+    finding = super::monitoring_storm::sure(finding, worst);
     // What the clients that are connected now would need, each of them asking one node.
     let clients = node.number("connected_clients").unwrap_or(0.0);
     let needed = clients / facts.nodes.len().max(1) as f64 / ENOUGH_S;

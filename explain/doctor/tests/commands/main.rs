@@ -510,6 +510,11 @@ fn questions_that_wait_for_a_processor_are_no_storm() {
         let refreshes = asked(delay, "cluster|nodes", 100, 1300, cluster);
         assert_eq!(answer(&refreshes, "topology_storm"), answered, "{delay:?}");
     }
+    // Waiting adds no more than the wait: cheap questions and, of the same name, some of 9 ms.
+    let mut mixed = asked(Some(0.015), "config|get", 350, 3862, alone);
+    let ranges = [(16, 200), (16_908, 150)].map(|(up_to_us, calls)| TimeRange { up_to_us, calls }).to_vec();
+    mixed.nodes[0].histograms = seen([("config|get".to_string(), ranges)].into());
+    assert_eq!(answer(&mixed, "monitoring_storm"), Answered::Present);
     // A storm is one on a busy machine too: 400 a second of 0.1 ms.
     assert_eq!(answer(&asked(Some(0.15), "info", 4000, 130, alone), "monitoring_storm"), Answered::Present);
 }

@@ -203,9 +203,8 @@ impl Here<'_> {
 
     /// A server that took our connection and says nothing: nothing but its socket says which it is.
     fn by_listener(&self, node: &Node) -> Option<Found> {
-        let ips = resolve(&node.address)?;
-        let is_here = ips.iter().all(|ip| ip.is_loopback() || self.local.contains(ip));
-        Some(self.found(self.owner(node, &ips).filter(|_| is_here)?, node, &ips))
+        let pid = standing::listening(&self.listeners, &node.address)?;
+        Some(self.found(pid, node, &resolve(&node.address)?))
     }
 
     /// A socket file is of this machine, whatever namespaces its server is in.

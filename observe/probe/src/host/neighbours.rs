@@ -15,7 +15,8 @@ use crate::sockets::{self, TcpSocket};
 
 /// How many a recording keeps of each second.
 pub const MOST: usize = 5;
-/// And how many of a live window: twenty workers of a twentieth of a core each are a neighbour too.
+/// And how many of a live window: twenty workers of a twentieth of a core each are a neighbour too. The largest are
+/// looked at again and again, the others once: reading all they have open takes time where processors are short.
 const LISTED: usize = 24;
 
 /// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when
@@ -42,12 +43,14 @@ pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket]
     let mut seen: Vec<Sockets> = all.iter().map(|_| Sockets::default()).collect();
     let until = Instant::now() + LOOK;
     let waited = host.processes.iter().any(|p| p.run_delay_share.is_some_and(|d| d > 0.01));
+    let mut looked_at = all.len();
     loop {
-        for (neighbour, sockets) in all.iter_mut().zip(&mut seen).filter(|(n, _)| !n.client) {
+        for (neighbour, sockets) in all.iter_mut().zip(&mut seen).take(looked_at).filter(|(n, _)| !n.client) {
             neighbour.client = sockets.lead(neighbour.pid, &doors, &here);
         }
+        looked_at = MOST.min(all.len());
         // It matters only where a server had to wait for them.
-        if !waited || all.iter().all(|n| n.client) || Instant::now() > until {
+        if !waited || all[..looked_at].iter().all(|n| n.client) || Instant::now() > until {
             break;
         }
         std::thread::sleep(PAUSE);

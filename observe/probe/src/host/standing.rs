@@ -145,7 +145,7 @@ pub fn look_at_silent(nodes: &mut [Node]) {
 
 /// The process that listens at an address of this machine. A child that was forked holds the same socket, and is
 /// younger.
-fn listening(all: &[Listener], address: &str) -> Option<u32> {
+pub(super) fn listening(all: &[Listener], address: &str) -> Option<u32> {
     let (ips, port, local) = (resolve(address)?, port_of(address), super::local_ips());
     let is_here = |ip: &std::net::IpAddr| ip.is_loopback() || local.contains(ip);
     let at = |l: &&Listener| l.port == port && (l.ip.is_unspecified() || ips.contains(&l.ip));

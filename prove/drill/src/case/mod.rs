@@ -107,7 +107,7 @@ pub fn known(numbers: &Numbers, cases: &[&Case]) -> Result<(), Error> {
     match numbers.keys().find(|name| !names.contains(&name.as_str())) {
         Some(name) => Err(CaseError::UnknownNumber {
             name: name.clone(),
-            known: if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) },
+            known: format!("known: {}", if names.is_empty() { "none".into() } else { names.join(", ") }),
         }
         .into()),
         None => Ok(()),
@@ -303,7 +303,9 @@ impl Case {
         let store = store.to_path_buf();
         let mut context = Context { story: story.clone(), binary, seed, diagnosis_only, store, folder, progress };
         let played = while_running(|| (self.play)(&mut context)).inspect_err(|e| {
-            let crashed = Report { folder: path.clone(), ..Report::crashed(self, seed, e) };
+            let crashed = Report::crashed(self, seed, e);
+            let notes = [changed.clone(), crashed.notes.clone()].concat();
+            let crashed = Report { folder: path.clone(), notes, ..crashed };
             let _ = context.folder.keep("report.json", &serde_json::to_string_pretty(&crashed).unwrap_or_default());
         })?;
         let mut notes = [changed, played.notes].concat();
@@ -540,11 +542,11 @@ mod tests {
         assert!(known(&numbers(&[("pairs", 1)]), &[fork, find("syscall-bound").unwrap()]).is_ok());
         assert_eq!(
             why(&[("pairs", 1)], &[fork]),
-            "no case that is to run has a number pairs; there are fork_ms, nights, node_timeout_ms"
+            "none of the selected cases has a number named pairs; known: fork_ms, nights, node_timeout_ms"
         );
         assert_eq!(
             why(&[("x", 1)], &[find("lock-drill").unwrap()]),
-            "no case that is to run has a number x; there are none"
+            "none of the selected cases has a number named x; known: none"
         );
         for bad in [0, 51] {
             let text = format!("nights={bad}: expected a whole number from 1 to 50, ten times the case's own");
