@@ -237,7 +237,8 @@ fn said(e: &anyhow::Error) -> String {
     doctor::text::clean_lines(&format!("{e:#}"))
 }
 
-/// Prints, unless the terminal is gone, where `eprintln!` panics and the process would never exit.
+/// Prints a line on stderr. A terminal that is gone is no error: `eprintln!` would panic, and the process would never
+/// exit.
 fn said_or_not(text: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{text}");

@@ -69,6 +69,9 @@ impl CaseArguments {
             names.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
         };
         let numbers: Numbers = set.iter().cloned().collect();
+        if numbers.len() < set.len() {
+            bail!("--set names a number twice; give each once");
+        }
         case::known(&numbers, &cases)?;
         html.as_deref().map_or(Ok(()), writable)?;
         let store = store.clone().unwrap_or_else(unslow_engine::evidence_dir);
@@ -124,7 +127,7 @@ impl CaseArguments {
 
 fn number(text: &str) -> Result<(String, u64), String> {
     let expected = || "expected NAME=NUMBER, as in nights=3".to_string();
-    let (name, number) = text.split_once('=').ok_or_else(expected)?;
+    let (name, number) = text.split_once('=').filter(|(name, _)| !name.trim().is_empty()).ok_or_else(expected)?;
     Ok((name.trim().to_string(), number.trim().parse().map_err(|_| expected())?))
 }
 

@@ -305,9 +305,16 @@ pub enum CaseError {
         /// The most there may be.
         most: u64,
     },
-    /// Each night moves the masters together or apart.
-    #[error("nights={0}: expected an odd number; after an even one the masters are apart, and nothing is left to mend")]
-    EvenNights(usize),
+    /// The case comes to its end with odd numbers only; its file says why.
+    #[error("{name}={given}: expected an odd number, like the case's own {own}")]
+    Even {
+        /// Its name.
+        name: String,
+        /// What was given.
+        given: u64,
+        /// The case's own.
+        own: u64,
+    },
     /// There is no diagnosis in it to stop at.
     #[error("this case does not use the doctor: its drills are the answer")]
     AsksNothing,

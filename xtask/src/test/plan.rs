@@ -85,7 +85,7 @@ impl Plan {
         let mut plan: Plan = toml::from_str(text).context("tests.toml")?;
         if let Some(slots) = slots {
             plan.slots = slots.parse().with_context(|| format!("UNSLOW_TEST_SLOTS={slots:?} is not a number"))?;
-            plan.waiting = 0; // so many at a time, and no more
+            plan.waiting = 0; // the number is the limit for all of them together
         }
         if plan.waiting == 0 {
             plan.groups.iter_mut().filter(|g| g.need == Need::Waits).for_each(|g| g.need = Need::Servers);

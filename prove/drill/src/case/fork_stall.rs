@@ -392,9 +392,6 @@ fn unix_ms() -> u64 {
 
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let nights = cx.story.number("nights")? as usize;
-    if nights.is_multiple_of(2) {
-        return Err(CaseError::EvenNights(nights).into());
-    }
     let fork = format!("{}ms", cx.story.number("fork_ms")?);
     let stall = Duration::from_millis(cx.story.number("fork_ms")?);
     let fault = faults::named("fork_stall")?;

@@ -49,12 +49,15 @@ pub struct Story {
     /// Figures of the experiment.
     #[serde(default)]
     pub numbers: Numbers,
+    /// Those of them that must be odd.
+    #[serde(default)]
+    odd: Vec<String>,
 }
 
 /// Whole numbers by their names, as `cases/NAME.toml` or `--set` has them.
 pub type Numbers = BTreeMap<String, u64>;
 
-/// So many times its own number a case may be asked for.
+/// A number may be set to at most this many times the case's own: `--set` must not overload the machine.
 const MOST: u64 = 10;
 
 impl Story {
@@ -75,6 +78,9 @@ impl Story {
                     most: own.saturating_mul(MOST),
                 });
             }
+            if self.odd.contains(name) && given.is_multiple_of(2) {
+                return Err(CaseError::Even { name: name.clone(), given: *given, own: *own });
+            }
             changed.push(format!("{name} was set to {given}; in this case it is {own}"));
             *own = *given;
         }
@@ -82,7 +88,7 @@ impl Story {
     }
 }
 
-/// What every run of a case is told.
+/// The settings of a run.
 pub struct Wanted<'a> {
     /// The released binary.
     pub binary: &'a Path,
@@ -548,6 +554,7 @@ mod tests {
             why(&[("x", 1)], &[find("lock-drill").unwrap()]),
             "none of the selected cases has a number named x; known: none"
         );
+        assert_eq!(why(&[("nights", 4)], &[fork]), "nights=4: expected an odd number, like the case's own 5");
         for bad in [0, 51] {
             let text = format!("nights={bad}: expected a whole number from 1 to 50, ten times the case's own");
             assert_eq!(why(&[("nights", bad)], &[fork]), text);
