@@ -161,6 +161,20 @@ fn a_fork_is_of_now_only_if_it_was_in_the_window() {
 }
 
 #[test]
+fn a_small_server_that_lost_its_processor_while_it_forked_has_no_slow_fork() {
+    let forked = |us: u32, rss: u64| {
+        let info = format!("latest_fork_usec:{us}\nused_memory_rss:{rss}\ntotal_forks:1\nrole:master\n");
+        let server = node(&address(1), Role::Master, &info, "");
+        answer(&deployment(DeploymentKind::Standalone, vec![server]), "fork_stall")
+    };
+    const MB: u64 = 1_000_000;
+    assert_eq!(forked(45_000, 10 * MB), Answered::Absent, "no page tables of 10 MB take 45 ms");
+    assert_eq!(forked(45_000, 200 * MB), Answered::Present, "225 ms per GB, as on old Xen guests");
+    assert_eq!(forked(45_000, 2000 * MB), Answered::Absent, "23 ms per GB");
+    assert_eq!(forked(400_000, 10 * MB), Answered::Present, "whatever it is, it is long");
+}
+
+#[test]
 fn saving_on_average_since_the_start_is_no_measurement_of_the_window() {
     let info = "role:master\ntotal_forks:300\nsync_full:0\nuptime_in_seconds:7200\nused_cpu_user_children:720\n\
                 used_cpu_sys_children:0\n";
