@@ -17,10 +17,9 @@ demo: compilers ## the tour, on an embedded six-node cluster; without Kafka and 
 check: compilers ## formatting, lints, tidy: no servers needed
 	cargo fmt --all --check
 	cargo fmt --manifest-path fix/bypass/preload/Cargo.toml --check
-	cargo clippy --release --workspace --all-targets -- -D warnings # --release: librdkafka and macros are built once
-	cargo clippy --release --package unslow --no-default-features -- -D warnings # what make demo builds
 	cargo clippy --release --manifest-path fix/bypass/preload/Cargo.toml --target-dir target/preload -- -D warnings
 	cargo build --release --workspace --all-targets # all at once: one package alone has other features, and is compiled again
+	./target/release/xtask lint # Clippy has compiled the tests: .cargo/compile
 	./target/release/xtask tidy
 	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 

@@ -41,3 +41,10 @@ pub fn cargo(root: &Path) -> Command {
     command.current_dir(root);
     command
 }
+
+/// Where Clippy's driver is, if it is installed.
+pub fn clippy_driver(root: &Path) -> anyhow::Result<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).current_dir(root).args(["--print", "sysroot"]).output().context("rustc runs")?;
+    Ok(Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("bin/clippy-driver"))
+}

@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask test` runs the tests, as `make test` does.
 //! `cargo xtask tidy` checks what no compiler checks; [`tidy`] lists it.
+//! `cargo xtask lint` fails on what the compiler and Clippy say.
 //! `cargo xtask docs` writes the generated documents: `docs/rules/*.md`, `docs/faults.md`, `docs/schema/*.json`.
 //! `cargo xtask score` judges the diagnosis benchmark, `bench/diagnosis`.
 
@@ -12,12 +13,14 @@ use anyhow::{Context, bail};
 
 mod cargo;
 mod docs;
+mod lint;
 mod score;
 mod test;
 mod tidy;
 
 const HELP: &str = "\
 cargo xtask tidy    check the tree: arrows and circles, sizes, documents, English, HEAD's message
+cargo xtask lint    build everything, and fail on warnings of the compiler and of Clippy
 cargo xtask docs    write the generated documents
 cargo xtask test    run the tests; cargo xtask test --help
 cargo xtask score   judge the diagnosis benchmark";
@@ -39,6 +42,7 @@ fn run() -> anyhow::Result<()> {
     let rest: Vec<String> = arguments.collect();
     match verb.as_deref() {
         Some("tidy") => tidy::main(&root),
+        Some("lint") => lint::main(&root),
         Some("docs") => docs::write(&root),
         Some("test") => test::main(&root, &rest),
         Some("score") => score::main(&root, &rest),

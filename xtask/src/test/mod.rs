@@ -5,7 +5,7 @@
 //! which, and why. Nothing stops at the first failure; the end lists failures, skips, what was tried again on a busy
 //! machine, and the ten slowest.
 //!
-//! Tests inside a crate's sources are compiled without optimization (`.cargo/unit-tests`); those in `tests/` make load,
+//! Tests inside a crate's sources are compiled without optimization (`.cargo/compile`); those in `tests/` make load,
 //! and are compiled as the rest.
 //!
 //! Not cargo-nextest: it has no notion of a test that skips itself at run time, and building it takes longer than the
