@@ -1,11 +1,6 @@
-//! A plain relay beside `unslow bypass stack`: it moves bytes between TCP connections and a server's socket file with
-//! one epoll set and nothing else. It has no bounds, no fairness and no half-close; bench/offload.sh
-//! measures its CPU a request beside the stack's.
-//!
-//! relay_floor ADDRESS:PORT SOCKET_FILE   (until it is killed)
+//! One epoll set: a call to wait, one to receive and one to send for what arrives.
 
-use std::error::Error;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -98,10 +93,8 @@ impl Relay {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let [address, file] = &words[..] else { return Err("usage: relay_floor ADDRESS:PORT SOCKET_FILE".into()) };
-    let listener = TcpListener::bind(address.parse::<SocketAddr>()?)?;
+/// Until it is killed.
+pub fn run(listener: &TcpListener, file: &str) -> std::io::Result<()> {
     let set = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&set, listener.as_fd(), EventData::new_u64(LISTENER), EventFlags::IN)?;
     let mut relay = Relay { set, ends: Vec::new(), free: Vec::new(), buffer: Vec::with_capacity(BUFFER) };
