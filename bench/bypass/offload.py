@@ -4,7 +4,8 @@ bench/offload.sh.
 offload.py UNSLOW RELAY_FLOOR NAME=SERVER...   (rounds: ROUNDS, seconds a window: WINDOW)
 
 CPU in us a request, of whole processes. Each round measures all kinds, in an order that changes. The floor is
-fix/bypass/examples/relay_floor.rs before the direct server's socket file: a relay with one epoll set and nothing else.
+fix/bypass/examples/relay_floor before the direct server's socket file: a relay on one thread and nothing else, on epoll
+as the stack is, and on io_uring.
 """
 
 import json
@@ -17,26 +18,14 @@ import tempfile
 import time
 
 from process import cpu_ns
+from veth import HERE, end_network, network, run, there
 
 unslow, relay_floor, servers = sys.argv[1], sys.argv[2], [a.split("=", 1) for a in sys.argv[3:]]
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("WINDOW", "2"))
-HERE, THERE, NETNS = "10.199.0.1", "10.199.0.2", "unslow-offload"
 CGROUPS = "/sys/fs/cgroup/cpu"
 # A fifth of a core, in periods so short that a window has hundreds of them.
 QUOTA, PERIOD = 1000, 5000
-
-
-def run(*words):
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
-
-
-def network():
-    run("ip", "netns", "add", NETNS)
-    run("ip", "link", "add", "unslow-a", "type", "veth", "peer", "name", "unslow-b", "netns", NETNS)
-    for words in (("addr", "add", f"{HERE}/24", "dev", "unslow-a"), ("link", "set", "unslow-a", "up")):
-        run("ip", *words)
-    for words in (("addr", "add", f"{THERE}/24", "dev", "unslow-b"), ("link", "set", "unslow-b", "up"), ("link", "set", "lo", "up")):
-        run("ip", "-n", NETNS, *words)
+WAYS = ("epoll", "io_uring")
 
 
 class Server:
@@ -70,16 +59,16 @@ class Server:
 
 
 def load(port, *more):
-    command = ["ip", "netns", "exec", NETNS, unslow, "bench", f"redis://{HERE}:{port}", "--yes", "--keep-keys", "--keys", "1000", "--value-size", "64"]
+    command = there(unslow, "bench", f"redis://{HERE}:{port}", "--yes", "--keep-keys", "--keys", "1000", "--value-size", "64")
     return command + ["--mix", "get=1", "--no-preload", "--format", "json", "-q", *more]
 
 
 class Floor:
-    """A bare relay before a server."""
+    """A bare relay before a server, on epoll or io_uring."""
 
-    def __init__(self, server, port):
+    def __init__(self, server, port, way):
         self.server, self.port = server, port
-        self.process = subprocess.Popen([relay_floor, f"{HERE}:{port}", server.file()])
+        self.process = subprocess.Popen([relay_floor, f"{HERE}:{port}", server.file(), way])
 
     def end(self):
         self.process.terminate()
@@ -97,12 +86,12 @@ def window(server, stack, *more, seconds=SECONDS, port=None):
     return report, *((b - a) / report["requests"] / 1e3 for a, b in zip(before, after))
 
 
-def interleaved(direct, offload, stack, *more, floor=None):
+def interleaved(direct, offload, stack, *more, floors={}):
     """Medians of each kind: requests/s, p50 us, us a request of server and stack or relay; and the median ratio of
     requests/s, with a stack to direct."""
     kinds = {"direct": lambda: window(direct, stack, *more), "offload": lambda: window(offload, stack, *more)}
-    if floor:
-        kinds["floor"] = lambda: window(floor.server, floor.process, *more, port=floor.port)
+    for way, floor in floors.items():
+        kinds[way] = lambda floor=floor: window(floor.server, floor.process, *more, port=floor.port)
     found = {kind: [] for kind in kinds}
     for turn in range(ROUNDS):
         names = list(kinds)
@@ -120,10 +109,12 @@ def p50(report):
 
 def row(what, found):
     medians, ratio, (low, high) = found
-    direct, offload, floor = medians["direct"], medians["offload"], medians.get("floor")
+    direct, offload = medians["direct"], medians["offload"]
     cells = [what, f"{direct[0] / 1e3:.0f}k", f"{offload[0] / 1e3:.0f}k", f"{ratio:.2f} ({low:.2f} to {high:.2f})"]
     cells += [f"{direct[1]:.0f}", f"{offload[1]:.0f}", f"{direct[2]:.2f}", f"{offload[2]:.2f}", f"{offload[3]:.2f}"]
-    cells += [f"{floor[3]:.2f}", f"{floor[2]:.2f}", f"{floor[0] / 1e3:.0f}k"] if floor else ["", "", ""]
+    for way in WAYS:
+        floor = medians.get(way)
+        cells += [f"{floor[3]:.2f}", f"{floor[2]:.2f}", f"{floor[0] / 1e3:.0f}k"] if floor else ["", "", ""]
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -166,14 +157,14 @@ def main():
             fill = [*load(server.port, "--requests", "1"), "--preload"]
             fill.remove("--no-preload")
             subprocess.run(fill, check=True, capture_output=True)
-        print("| GET, clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | p50 us, direct | offload | server's CPU us, direct | offload | stack's CPU us | bare relay's CPU us | its server's | its requests/s |")
-        print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+        print("| GET, clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | p50 us, direct | offload | server's CPU us, direct | offload | stack's CPU us | bare relay's CPU us | its server's | its requests/s | relay's on io_uring | its server's | its requests/s |")
+        print("|" + "---|" * 15, flush=True)
         for name, (direct, offload, *_) in pairs.items():
-            floor = Floor(direct, direct.port + 50)
-            running.append(floor)
+            floors = {way: Floor(direct, direct.port + 50 + 10 * n, way) for n, way in enumerate(WAYS)}
+            running.extend(floors.values())
             time.sleep(0.5)
             for depth in (1, 16):
-                row(f"{name}, 50 connections, depth {depth}", interleaved(direct, offload, stack, "-c", "50", "-P", str(depth), floor=floor))
+                row(f"{name}, 50 connections, depth {depth}", interleaved(direct, offload, stack, "-c", "50", "-P", str(depth), floors=floors))
         for name, (direct, offload, *_) in pairs.items():
             direct.hold(QUOTA), offload.hold(QUOTA)
             found = interleaved(direct, offload, stack, "-c", "50")
@@ -189,8 +180,7 @@ def main():
             process.end()
         stack.terminate()
         stack.wait()
-        subprocess.run(["ip", "netns", "del", NETNS], check=False)
-        subprocess.run(["ip", "link", "del", "unslow-a"], check=False, capture_output=True)
+        end_network()
 
 
 main()

@@ -26,6 +26,9 @@ use super::{leftovers, report};
 /// Names the file for a test's notes, and marks every process that the test starts.
 pub const NOTES: &str = "UNSLOW_TEST_NOTES";
 
+/// For clients in Java and for Maven: they are over before more than the first compiler pays.
+const SHORT_JVM: &str = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC";
+
 /// How a test ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -298,6 +301,7 @@ fn command(test: &Test, notes: &Path) -> Command {
     command
         .env("UNSLOW_TEST_RUNNER", std::process::id().to_string())
         .env(NOTES, notes)
+        .env("JDK_JAVA_OPTIONS", SHORT_JVM)
         .env("CARGO_MANIFEST_DIR", &test.dir);
     command
 }

@@ -122,7 +122,7 @@ fn unseen(node: &Node) -> Option<Gap> {
 
 fn found(g: &Giant) -> Finding {
     let (node, command, arguments) = (g.node, g.command(), g.arguments());
-    let (ms, wait) = g.held.others_wait();
+    let (ms, wait) = g.held.with_arguments(arguments).others_wait();
     let mean = g.held.mean_us();
     let mut finding = Finding::new(format!(
         "{command} with {} arguments on {} takes {}",

@@ -166,6 +166,10 @@ fn the_writing_of_megabytes_belongs_to_the_command_that_returns_them() {
     assert!(found.title.contains("GET") && found.title.contains("to write each reply"), "{}", found.title);
     let waits = found.impact.value;
     assert!((1.0..2.0).contains(&waits), "a tenth of the requests wait for 12 ms on average: {waits}");
+    // A list of the same size goes out in pieces of 64 kB, and others are served in between.
+    let after = stat("lrange", 50, 100_000) + "total_net_output_bytes:500000000\r\n";
+    let waits = finding(&alone(server("7.0.15", 1.2, "", &after)), "slow_command").impact.value;
+    assert!((0.01..0.05).contains(&waits), "1 % wait a millisecond, 11 % a piece of 0.14 ms: {waits}");
     // Few bytes: the CPU time outside commands is not its.
     assert_eq!(answer(&gets(50_000), "slow_command"), Answered::Absent);
     // Others answer with data as well: the bytes are theirs by the time they took.

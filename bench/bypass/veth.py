@@ -1,0 +1,28 @@
+"""Clients in a network namespace of their own, behind a veth."""
+
+import subprocess
+
+HERE, THERE, NETNS = "10.199.0.1", "10.199.0.2", "unslow-offload"
+
+
+def run(*words):
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def there(*words):
+    """This command, in the namespace of the clients."""
+    return ["ip", "netns", "exec", NETNS, *words]
+
+
+def network():
+    run("ip", "netns", "add", NETNS)
+    run("ip", "link", "add", "unslow-a", "type", "veth", "peer", "name", "unslow-b", "netns", NETNS)
+    for words in (("addr", "add", f"{HERE}/24", "dev", "unslow-a"), ("link", "set", "unslow-a", "up")):
+        run("ip", *words)
+    for words in (("addr", "add", f"{THERE}/24", "dev", "unslow-b"), ("link", "set", "unslow-b", "up"), ("link", "set", "lo", "up")):
+        run("ip", "-n", NETNS, *words)
+
+
+def end_network():
+    subprocess.run(["ip", "netns", "del", NETNS], check=False)
+    subprocess.run(["ip", "link", "del", "unslow-a"], check=False, capture_output=True)
