@@ -5,7 +5,8 @@
 # What it can show: CPU a request, and ratios on these processors; with the server held to a fifth of a core by its cgroup
 # (v1), what a server gains whose core is the limit; the stack is not held. What it cannot: a network card. Over a veth a
 # sender also runs the kernel's receiving half of its peer, so some of what the server is spared is the client's; with a
-# card that is the client's machine's. Takes about eight minutes.
+# card that is the client's machine's. memcached and nginx where memcaslap and wrk are installed (libmemcached-tools, wrk).
+# Takes about twelve minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
@@ -29,4 +30,10 @@ export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     echo "\`bench/offload.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). \`unslow bench\` behind a veth, medians of ${ROUNDS:-5} pairs of windows of ${WINDOW:-2} s, interleaved; CPU in us a request, of whole processes. Over a veth the CPU of a sender includes the receiving half of its peer's kernel; the stack is never held to a share of a core."
     echo
     python3 bench/bypass/offload.py "$unslow" "$PWD/target/release/examples/relay_floor" "Redis 7.0=$redis" "Valkey 9.1=$(server valkey-9.1)"
+    echo
+    if command -v memcaslap wrk memcached nginx > /dev/null; then
+        python3 bench/bypass/programs.py "$unslow"
+    else
+        echo "memcached and nginx: not measured, memcached, nginx, memcaslap or wrk is not installed"
+    fi
 } | tee "$out/${NAME:-offload}.md"

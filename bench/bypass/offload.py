@@ -18,7 +18,7 @@ import tempfile
 import time
 
 from process import cpu_ns
-from veth import HERE, end_network, network, run, there
+from veth import HERE, assert_lent, end_network, network, there
 
 unslow, relay_floor, servers = sys.argv[1], sys.argv[2], [a.split("=", 1) for a in sys.argv[3:]]
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("WINDOW", "2"))
@@ -134,12 +134,6 @@ def fairness(name, kinds, stack):
         print(f"| {name}, {kind} | {statistics.median(alone):.0f} | {statistics.median(flooded):.0f} |", flush=True)
 
 
-def served_by(stack):
-    """Ports of the servers that this stack has the clients of."""
-    servers = json.loads(run(unslow, "bypass", "ls", "--format", "json"))["servers"]
-    return {server["port"] for server in servers if server["stack_pid"] == stack.pid}
-
-
 def main():
     running, pairs = [], {}
     stack = subprocess.Popen([unslow, "bypass", "stack"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -151,8 +145,7 @@ def main():
                 running.append(Server(program, 17900 + 4 * i + n, n % 2 == 1))
             pairs[name] = running[-4:]
         time.sleep(2)
-        lent = {server.port for server in running if server.offload}
-        assert served_by(stack) == lent, f"the stack has {served_by(stack)} instead of {lent}"
+        assert_lent(unslow, stack, {server.port for server in running if server.offload})
         for server in running:
             fill = [*load(server.port, "--requests", "1"), "--preload"]
             fill.remove("--no-preload")

@@ -16,17 +16,18 @@ import tempfile
 import time
 
 from process import cpu_ns
-from veth import HERE, end_network, network, there
+from veth import HERE, assert_lent, end_network, network, there
 
 unslow = sys.argv[1]
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), int(float(os.environ.get("WINDOW", "2")))
-NGINX = """worker_processes 2;
+NGINX = """user root;
+worker_processes 2;
 daemon off;
 pid {dir}/pid;
 error_log {dir}/error.log;
 events {{ worker_connections 1024; }}
 http {{
-  access_log off;
+  access_log off; sendfile on;
   keepalive_requests 1000000;
   client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi;
   uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
@@ -116,8 +117,12 @@ def main():
         time.sleep(1)
         running = [memcached(17960, False), memcached(17961, True), nginx(17962, False), nginx(17963, True)]
         time.sleep(2)
+        assert_lent(unslow, stack, {17961, 17963})
         print("| clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | program's CPU us, direct | offload | stack's CPU us |")
         print("|---|---|---|---|---|---|---|", flush=True)
+        for load, ports in ((slap, (17960, 17961)), (wrk("small", 1), (17962, 17963))):
+            for port in ports:
+                load(port)  # once, so that every worker has begun
         row("memcached, 4 threads, 50 connections", *running[:2], stack, slap)
         row("nginx, 2 workers, 1 kB, 50 connections", *running[2:], stack, wrk("small", 50))
         row("nginx, 2 workers, 3 MB, 10 connections", *running[2:], stack, wrk("large", 10))

@@ -1,5 +1,6 @@
 """Clients in a network namespace of their own, behind a veth."""
 
+import json
 import subprocess
 
 HERE, THERE, NETNS = "10.199.0.1", "10.199.0.2", "unslow-offload"
@@ -26,3 +27,10 @@ def network():
 def end_network():
     subprocess.run(["ip", "netns", "del", NETNS], check=False)
     subprocess.run(["ip", "link", "del", "unslow-a"], check=False, capture_output=True)
+
+
+def assert_lent(unslow, stack, ports):
+    """That this stack has the clients of the servers on these ports, and of no others."""
+    servers = json.loads(run(unslow, "bypass", "ls", "--format", "json"))["servers"]
+    its = {server["port"] for server in servers if server["stack_pid"] == stack.pid}
+    assert its == ports, f"the stack has {its} instead of {ports}"
