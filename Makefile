@@ -29,7 +29,7 @@ tools: ## what the tests need beside Rust: Chromium for the page, tmux for the s
 	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 
-# Not optimized: they run for four seconds instead of half a one, and are built in half the time.
+# Not optimized: they take four seconds instead of half a second, and build in half the time.
 LOOM := RUSTFLAGS="--cfg loom" cargo test --package unslow-bypass --test loom --target-dir target/loom
 
 test: compilers ## everything CI runs; tests.toml says what runs beside what
@@ -38,7 +38,11 @@ test: compilers ## everything CI runs; tests.toml says what runs beside what
 	$(MAKE) --no-print-directory check || failed=1; \
 	wait $$tools || { echo "make tools failed, see above" >&2; exit 1; }; \
 	exit $$failed # side by side: one waits for the network, the other for the processors
-	./target/release/unslow engine install kafka-4.1 & kafka=$$!; ./target/release/unslow engine install && wait $$kafka
+	@./target/release/unslow engine install kafka-4.1 & kafka=$$!; failed=0; \
+	trap 'kill $$kafka; exit 130' INT TERM; \
+	./target/release/unslow engine install || failed=1; \
+	wait $$kafka || failed=1; \
+	exit $$failed
 	@failed=0; \
 	./target/release/xtask test || failed=1; \
 	cargo test --release --doc --package unslow-resp || failed=1; \

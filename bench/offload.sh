@@ -31,9 +31,9 @@ export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     echo
     python3 bench/bypass/offload.py "$unslow" "$PWD/target/release/examples/relay_floor" "Redis 7.0=$redis" "Valkey 9.1=$(server valkey-9.1)"
     echo
-    if command -v memcaslap wrk memcached nginx > /dev/null; then
-        python3 bench/bypass/programs.py "$unslow"
-    else
-        echo "memcached and nginx: not measured, memcached, nginx, memcaslap or wrk is not installed"
-    fi
+    missing=""
+    for tool in memcached nginx memcaslap wrk; do command -v "$tool" > /dev/null || missing="$missing $tool"; done
+    echo "memcached by memcaslap (nine gets to a set, values of 1 kB), nginx by wrk; one thread each, windows of whole seconds."
+    echo
+    if test -z "$missing"; then python3 bench/bypass/programs.py "$unslow"; else echo "memcached and nginx: not measured, not installed:$missing"; fi
 } | tee "$out/${NAME:-offload}.md"

@@ -19,7 +19,7 @@ from process import cpu_ns
 from veth import HERE, assert_lent, end_network, network, there
 
 unslow = sys.argv[1]
-ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), int(float(os.environ.get("WINDOW", "2")))
+ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), max(1, round(float(os.environ.get("WINDOW", "2"))))
 NGINX = """user root;
 worker_processes 2;
 daemon off;
@@ -71,7 +71,7 @@ def nginx(port, offload):
 
 
 def slap(port):
-    """Nine gets to a set, values of 1 kB, as memcaslap does by itself: requests, requests/s."""
+    """Nine gets to a set, values of 1 kB, which is memcaslap's default: requests, requests/s."""
     said = subprocess.run(there("memcaslap", "-s", f"{HERE}:{port}", "-T", "1", "-c", "50", "-t", f"{SECONDS}s"), check=True, capture_output=True, text=True).stdout
     found = re.search(r"Ops: (\d+) TPS: (\d+)", said)
     return int(found[1]), int(found[2])
@@ -115,7 +115,8 @@ def main():
     try:
         network()
         time.sleep(1)
-        running = [memcached(17960, False), memcached(17961, True), nginx(17962, False), nginx(17963, True)]
+        for kind, port, offload in ((memcached, 17960, False), (memcached, 17961, True), (nginx, 17962, False), (nginx, 17963, True)):
+            running.append(kind(port, offload))
         time.sleep(2)
         assert_lent(unslow, stack, {17961, 17963})
         print("| clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | program's CPU us, direct | offload | stack's CPU us |")

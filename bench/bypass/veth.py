@@ -1,4 +1,4 @@
-"""Clients in a network namespace of their own, behind a veth."""
+"""Clients in a separate network namespace, behind a veth."""
 
 import json
 import subprocess

@@ -27,12 +27,12 @@ fn the_printed_cost_is_at_least_half_of_the_measured_one() {
     // A server's own time on a processor is counted, whatever runs beside it.
     std::thread::scope(|scope| {
         for server in &servers {
-            scope.spawn(move || is_printed(server));
+            scope.spawn(move || assert_printed_cost(server));
         }
     });
 }
 
-fn is_printed(server: &Server) {
+fn assert_printed_cost(server: &Server) {
     tried_while_busy(3, |_| {
         let (begun, before) = (Instant::now(), ran(server.pid()));
         let run = doctor(&server.url(), &["--window", "5s"]);
@@ -59,7 +59,7 @@ const STOLEN: f64 = 0.05;
 /// B9: on a machine with steal, as the doctor itself sees it.
 #[test]
 fn steal_is_no_cause_on_a_quiet_server() {
-    // A look is enough to see that nobody takes anything.
+    // A look is enough to see whether time is stolen.
     let noise = Noise::watch();
     std::thread::sleep(Duration::from_millis(500));
     let load = noise.so_far();

@@ -1,6 +1,6 @@
 //! Every order of loads and stores of the rings, of the wake-up rule and of a connection's end, as loom finds them:
 //!
-//!     RUSTFLAGS="--cfg loom" cargo test --release -p unslow-bypass --test loom --target-dir target/loom
+//!     RUSTFLAGS="--cfg loom" cargo test -p unslow-bypass --test loom --target-dir target/loom
 //!
 //! What is run is the code that ships, on loom's atomics. The bytes in the rings are plain memory to it: the tests
 //! compare them.

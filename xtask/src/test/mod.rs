@@ -6,7 +6,7 @@
 //! machine, and the ten slowest.
 //!
 //! Tests inside a crate's sources are compiled without optimization (`.cargo/compile`); those in `tests/` make load,
-//! and are compiled as the rest.
+//! and are optimized as the rest.
 //!
 //! Not cargo-nextest: it has no notion of a test that skips itself at run time, and building it takes longer than the
 //! cold build may grow. `cargo test -p CRATE NAME -- --test-threads=1` works too.

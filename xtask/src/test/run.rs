@@ -26,7 +26,7 @@ use super::{leftovers, report};
 /// Names the file for a test's notes, and marks every process that the test starts.
 pub const NOTES: &str = "UNSLOW_TEST_NOTES";
 
-/// For clients in Java and for Maven: they are over before more than the first compiler pays.
+/// Short-lived JVMs, those of clients and of Maven, end before the second compiler pays for itself.
 const SHORT_JVM: &str = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC";
 
 /// How a test ended.
@@ -301,9 +301,14 @@ fn command(test: &Test, notes: &Path) -> Command {
     command
         .env("UNSLOW_TEST_RUNNER", std::process::id().to_string())
         .env(NOTES, notes)
-        .env("JDK_JAVA_OPTIONS", SHORT_JVM)
+        .env("JDK_JAVA_OPTIONS", java_options(std::env::var("JDK_JAVA_OPTIONS").ok().as_deref()))
         .env("CARGO_MANIFEST_DIR", &test.dir);
     command
+}
+
+/// What the user has set comes last, and so wins.
+fn java_options(of_user: Option<&str>) -> String {
+    format!("{SHORT_JVM} {}", of_user.unwrap_or_default()).trim().to_string()
 }
 
 /// To its end; none if it had to be ended.

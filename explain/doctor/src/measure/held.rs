@@ -1,7 +1,7 @@
 //! What a command costs everyone else: the time inside it, and the time that writing its replies takes.
 //!
-//! The server times a command without the writing of its reply. For replies of megabytes that is a part of the stall,
-//! and it is taken from the CPU time the main thread spent outside commands.
+//! The server times a command without the writing of its reply. For replies of megabytes that takes the main thread
+//! too, in pieces, and it is taken from the CPU time the main thread spent outside commands.
 
 use unslow_facts::{Facts, Node, SlowEntry};
 use unslow_topology::CommandStat;
@@ -92,12 +92,13 @@ const WRITE_NS_LEAST: f64 = 0.4;
 /// Never more than this is put down to writing, whatever else the main thread did outside commands.
 const WRITE_NS_MOST: f64 = 3.0;
 
-/// What a server writes to a client before it turns to the others (NET_MAX_WRITES_PER_EVENT of server.h); a string goes
-/// out in one piece, as far as its socket takes it.
+/// What a server writes to a client before it turns to the others (NET_MAX_WRITES_PER_EVENT of server.h). A string goes
+/// out in one piece, as far as its socket takes it, and so does every reply where maxmemory is reached.
 const SLICE_BYTES: f64 = 65_536.0;
 
-/// What freeing an argument costs, in ns, an estimate: with it, the wait behind MGET of 10,000 keys on Valkey 9.1 comes out
-/// at 0.23 to 0.26 ms, of which 0.17 to 0.31 were measured.
+/// What freeing an argument costs, in ns, an estimate: with it, the wait behind MGET of 10,000 keys on Valkey 9.1
+/// comes out at 0.23 to 0.26 ms, and seven runs measured 0.17 to 0.31, 0.23 on average
+/// (bench/runs/2026-11-28-two-cores/odd-engines.md).
 const FREE_NS: f64 = 40.0;
 
 /// Commands that answer with one string.
@@ -158,7 +159,8 @@ pub fn held(node: &Node, names: &[&str]) -> Held {
     let most = logged.iter().copied().fold(0.0, f64::max);
     let whole = sum > 0.9 * spent.usec as f64 && sum > 0.0;
     let is_string = |name: &String| !is_one_of(names, name) || is_one_of(ANSWERS_WITH_A_STRING, name);
-    let in_one_piece = node.foreign_commands().keys().all(is_string);
+    let is_full = node.number("maxmemory").is_some_and(|most| most > 0.0 && node.number("used_memory") >= Some(most));
+    let in_one_piece = is_full || node.foreign_commands().keys().all(is_string);
     Held {
         calls: spent.calls as f64,
         inside_us: spent.usec as f64,
@@ -367,27 +369,24 @@ impl Held {
     /// What other commands wait for it: milliseconds on the mean request, and the sentence.
     ///
     /// A command that arrives at any moment finds it at work with the probability of its share, and waits for the rest
-    /// of the call, for what the server does right behind it, and for the first piece of its reply. Who arrives while
-    /// the reply is written waits for half a piece; then, where there are more, for another one if it is not the first
-    /// in the next turn.
+    /// of the call, for what the server does right behind it, and for the first piece of its reply. A command that
+    /// arrives while the reply is written waits for half a piece, and for a second one if its turn comes after the
+    /// writer's.
     pub fn others_wait(&self) -> (f64, String) {
         let calls = self.calls.max(1.0);
         let rest = self.rest_us.unwrap_or(self.inside_us / calls / 2.0) + self.around_us;
-        let of_window = |us: f64| (us / 1e6 / self.window_s).clamp(0.0, 1.0);
         let piece_us = self.writing_us / calls / self.slices;
         let waits = [
             (self.inside_us, rest + self.freeing_us + piece_us),
             (self.freeing_us * calls, self.freeing_us / 2.0 + piece_us),
-            (self.writing_us, piece_us * if self.slices > 1.0 { 1.0 } else { 0.5 }),
+            (self.writing_us, piece_us * (1.0 - 0.5 / self.slices)),
         ];
-        let us: f64 = waits.iter().map(|(during, wait)| of_window(*during) * wait).sum();
-        let share = self.share();
-        let text = format!(
-            "{} of all requests arrive while it runs and wait {} on average",
-            percent(share),
-            time_us(if share > 0.0 { us / share } else { rest })
-        );
-        (us / 1000.0, text)
+        let busy_us: f64 = waits.iter().map(|(us, _)| us).sum();
+        let mean_us = waits.iter().map(|(us, wait)| us * wait).sum::<f64>() / busy_us.max(1.0);
+        let share = (busy_us / 1e6 / self.window_s).clamp(0.0, 1.0);
+        let text =
+            format!("{} of all requests arrive while it runs and wait {} on average", percent(share), time_us(mean_us));
+        (share * mean_us / 1000.0, text)
     }
 }
 

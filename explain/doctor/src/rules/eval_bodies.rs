@@ -7,7 +7,7 @@
 //! Seen when: EVAL is called over 50 times a second and EVALSHA less than a tenth as often, the scripts that the server
 //! keeps are over 200 bytes long on average, and their texts take over 1 % of a core, or of a gigabit link. The
 //! estimate never exceeds the bytes that came in over the network, nor the time that EVAL took; from 7.0 on the server
-//! hashes the text before it begins to time the command, and the bound is the main thread's own time.
+//! hashes the text before it begins to time the command, and the bound is the main thread's user CPU time.
 //!
 //! Not to be taken for: `long_script`, where a script runs for a long time; a client that sends EVAL once, after
 //! NOSCRIPT; scripts whose texts differ from call to call, for which EVALSHA does not help until they take arguments
@@ -40,8 +40,9 @@ const LONG: f64 = 200.0;
 const KEPT_BESIDE: f64 = 160.0;
 /// What EVALSHA sends in place of the text.
 const DIGEST: f64 = 40.0;
-/// Hashing a byte with the SHA-1 that the servers bring, which is portable C, and reading it into place, in ns: 2.0 to
-/// 2.3 together on Redis 6.2 and 8.10 and Valkey 9.1, scripts of 8 and 30 kB (bench/runs/2026-11-28-two-cores/odd-engines.md).
+/// Hashing a byte with the SHA-1 that the servers bring, which is portable C, and reading it into place, in ns: 2.0
+/// to 2.3 together on Redis 6.2 and 8.10 and Valkey 9.1, scripts of 8 and 30 kB
+/// (bench/runs/2026-11-28-two-cores/odd-engines.md).
 const HASH_NS: f64 = 1.9;
 const READ_NS: f64 = 0.3;
 /// Shares of a core and of a link, and what the link carries, in bytes a second.
@@ -297,7 +298,7 @@ mod tests {
             let Verdict::Present(found) = check(&facts) else { panic!("not found on {version}") };
             found.impact.value
         };
-        // Eight milliseconds a second inside EVAL, and five to read the texts.
+        // Eight milliseconds a second inside EVAL, and 4.4 to read the texts.
         assert!((cost("6.2.14", 0.5) - 0.0124).abs() < 0.001, "{}", cost("6.2.14", 0.5));
         assert!((cost("7.2.4", 0.5) - 0.0326).abs() < 0.001, "{}", cost("7.2.4", 0.5));
         assert!((cost("7.2.4", 0.02) - 0.0244).abs() < 0.001, "{}: no more than it ran", cost("7.2.4", 0.02));

@@ -3,14 +3,14 @@
 //! The main thread copies the page tables: 9 to 13 ms per GB on physical machines and VMware, 23 on KVM, 239 to 424 on
 //! old Xen guests. A stall longer than the cluster's node timeout causes a failover.
 //!
-//! Seen when: the last fork took over 200 ms at more than 50 ms per GB, or over 20 ms if 50 to 500 ms per GB, which page
-//! tables can take, account for it; or over a second, or over half of the failure detector's timeout. Without a fork in
-//! the window it is in the past: how often it happens is total_forks (6.2+) over the time since the server started, if
-//! that is at least two forks and an hour.
+//! Seen when: the last fork took over 20 ms at 50 to 500 ms per GB, over 200 ms at more than that (more than page
+//! tables explain), over a second, or over half of the failure detector's timeout. Without a fork in the window it is
+//! in the past: how often it happens is total_forks (6.2+) over the time since the server started, if that is at
+//! least two forks and an hour.
 //!
 //! Not to be taken for: a disk stall (`aof_fsync_stall`), which has other latency events; compare the nodes with each
-//! other. A small server that lost its processor for a moment while it forked (its own clock counts that too): 30 ms for
-//! 10 MB are not the page tables'.
+//! other. A small server that lost its processor for a moment while it forked (its own clock counts that too): 30 ms
+//! for 10 MB are not the page tables'.
 //!
 //! What to do: another machine type, smaller shards, saving on replicas only, settings that avoid forks; a longer node
 //! timeout to stop the failovers now.
@@ -26,13 +26,14 @@ pub const INJECTED: Injected = Injected::Yes;
 
 /// The longest node timeout that is worth its price: a dead master goes unnoticed for that long.
 const LONGEST_MS: f64 = 60_000.0;
-/// Longer than usual on any machine in use, and longer than the slowest known (424) plus a margin, in ms per GB.
+/// Longer than on any machine that is fit for it, in ms per GB.
 const SLOW_PER_GB: f64 = 50.0;
+/// The slowest known (424) with a margin, in ms per GB: page tables take no longer.
 const SLOWEST_PER_GB: f64 = 500.0;
-/// A fork that page tables account for, and one that they do not, from when on they are told.
+/// From here on a fork is reported: one that page tables explain, and one that they do not.
 const SLOW_US: f64 = 20_000.0;
 const UNEXPLAINED_US: f64 = 200_000.0;
-/// So long a stall is told whatever the size.
+/// Reported at any size.
 const LONG_US: f64 = 1_000_000.0;
 /// Counters of a younger process give no rate.
 const RATE_S: f64 = 3600.0;

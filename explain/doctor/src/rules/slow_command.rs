@@ -1,9 +1,9 @@
 //! Slow commands hold up all other clients.
 //!
-//! One thread serves all clients: an O(N) command over many elements (SORT, ZUNIONSTORE, SINTER, LRANGE 0 -1, FLUSHALL)
-//! is a stall for every other client, and so is writing a reply of several megabytes. The slow log names such commands,
-//! but it also names victims: a GET of a few bytes that took 12 ms did nothing slow itself; the host, a fork or a page
-//! fault did.
+//! One thread serves all clients: an O(N) command over many elements (SORT, ZUNIONSTORE, SINTER, LRANGE 0 -1,
+//! FLUSHALL) is a stall for every other client, and so is writing a string of several megabytes. The slow log names
+//! such commands, but it also names victims: a GET of a few bytes that took 12 ms did nothing slow itself; the host,
+//! a fork or a page fault did.
 //!
 //! Seen when: a command that is not constant-time takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call
 //! with five calls or 1 % of a core. Writing large replies is included in that, so a GET may be the cause as well.

@@ -1,6 +1,6 @@
-//! A plain relay beside `unslow bypass stack`: it moves bytes between TCP connections and a server's socket file, on one
-//! thread, and does nothing else. It has no bounds, no fairness and no half-close; bench/offload.sh measures its CPU a
-//! request beside the stack's, on epoll as the stack is, and on io_uring.
+//! A plain relay beside `unslow bypass stack`: it moves bytes between TCP connections and a server's socket file, on
+//! one thread, and does nothing else. It has no bounds, no fairness and no half-close; bench/offload.sh measures its
+//! CPU a request beside the stack's, on epoll as the stack is, and on io_uring.
 //!
 //! relay_floor ADDRESS:PORT SOCKET_FILE epoll|io_uring   (until it is killed)
 
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     match way.as_str() {
         "epoll" => epoll::run(&listener, file)?,
         "io_uring" => uring::run(&listener, file)?,
-        other => return Err(format!("{other}: epoll or io_uring").into()),
+        other => return Err(format!("{other:?} is no way to relay; epoll or io_uring").into()),
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! io_uring: one call a turn, which hands over what is to be sent and waits for what arrives. Accepts and receives are
-//! asked for once and go on (multishot), what is received lies in buffers that the kernel takes from a ring, and it is
-//! sent from there.
+//! io_uring: one call a turn, which hands over what is to be sent and waits for what arrives. Accepts and receives
+//! are submitted once and stay armed (multishot), what is received lies in buffers that the kernel takes from a ring,
+//! and it is sent from there.
 
-use std::alloc::{Layout, alloc_zeroed};
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +16,7 @@ const BUFFERS: u16 = 1024;
 const SIZE: usize = 16 << 10;
 const ENTRIES: u32 = 1024;
 const LISTENER: u64 = u64::MAX;
-/// In the user data of an answer to a send; the rest is the end and the buffer it was sent from.
+/// In the user data of a completed send; the rest is the end it was sent to.
 const SENT: u64 = 1 << 63;
 
 /// The buffers, and the ring by which the kernel gets those that are free. Never given back: it lives as long as the
@@ -30,10 +30,13 @@ impl Buffers {
     fn register(uring: &IoUring) -> io::Result<Buffers> {
         let entries = usize::from(BUFFERS);
         let of = |size: usize| Layout::from_size_align(size, 4096).expect("a layout");
-        // SAFETY: neither layout is empty.
-        let (ring, memory) = unsafe {
-            (alloc_zeroed(of(entries * size_of::<types::BufRingEntry>())).cast(), alloc_zeroed(of(entries * SIZE)))
+        let zeroed = |layout: Layout| {
+            // SAFETY: the layout is not empty.
+            let at = unsafe { alloc_zeroed(layout) };
+            if at.is_null() { handle_alloc_error(layout) } else { at }
         };
+        let (ring, memory) =
+            (zeroed(of(entries * size_of::<types::BufRingEntry>())).cast(), zeroed(of(entries * SIZE)));
         let buffers = Buffers { ring, memory };
         // SAFETY: `ring` starts on a page, has room for BUFFERS entries and is never freed.
         unsafe { uring.submitter().register_buf_ring_with_flags(ring as u64, BUFFERS, 0, 0)? };
@@ -48,15 +51,21 @@ impl Buffers {
 
     /// Back to the kernel.
     fn give(&self, id: u16) {
-        // SAFETY: the tail lies within the first entry, and is read by the kernel only.
-        let tail = unsafe { AtomicU16::from_ptr(types::BufRingEntry::tail(self.ring) as *mut u16) };
-        let at = tail.load(Ordering::Relaxed);
-        // SAFETY: the index is below BUFFERS, and the entry is ours until the tail says otherwise.
-        let entry = unsafe { &mut *self.ring.add(usize::from(at % BUFFERS)) };
-        entry.set_addr(self.at(id) as u64);
-        entry.set_len(SIZE as u32);
-        entry.set_bid(id);
-        tail.store(at.wrapping_add(1), Ordering::Release);
+        // The tail lies within the first entry, so nothing else refers to the ring while one of these two does.
+        let tail = || {
+            // SAFETY: it is aligned and lives as long as the ring; only this thread writes it, the kernel only reads
+            // it.
+            unsafe { AtomicU16::from_ptr(types::BufRingEntry::tail(self.ring) as *mut u16) }
+        };
+        let at = tail().load(Ordering::Relaxed);
+        {
+            // SAFETY: the index is below BUFFERS, and the kernel reads the entry only once the tail is beyond it.
+            let entry = unsafe { &mut *self.ring.add(usize::from(at % BUFFERS)) };
+            entry.set_addr(self.at(id) as u64);
+            entry.set_len(SIZE as u32);
+            entry.set_bid(id);
+        }
+        tail().store(at.wrapping_add(1), Ordering::Release);
     }
 }
 
@@ -71,7 +80,7 @@ struct Piece {
 struct End {
     socket: OwnedFd,
     pieces: std::collections::VecDeque<Piece>,
-    /// Questions of this end that the kernel has not answered for good.
+    /// Requests of this end whose last completion has not arrived.
     open: u32,
     is_over: bool,
 }
