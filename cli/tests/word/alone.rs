@@ -35,7 +35,7 @@ fn the_printed_cost_is_at_least_half_of_the_measured_one() {
 fn assert_printed_cost(server: &Server) {
     tried_while_busy(3, |_| {
         let (begun, before) = (Instant::now(), ran(server.pid()));
-        let run = doctor(&server.url(), &["--window", "5s"]);
+        let run = doctor(&server.url(), &["--window", "2s"]);
         let (took, after) = (begun.elapsed(), ran(server.pid()));
         // What an idle server uses in the same time.
         std::thread::sleep(took);
