@@ -237,7 +237,7 @@ fn said(e: &anyhow::Error) -> String {
     doctor::text::clean_lines(&format!("{e:#}"))
 }
 
-/// Prints a line on stderr. A terminal that is gone is no error: `eprintln!` would panic, and the process would never
+/// Prints a line on stderr. A closed terminal is not an error: `eprintln!` would panic, and the process would never
 /// exit.
 fn said_or_not(text: &str) {
     use std::io::Write;

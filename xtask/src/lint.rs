@@ -21,7 +21,7 @@ const BUILDS: &[&[&str]] = &[
     &["test", "--no-run", "--release", "--workspace", "--no-default-features", "--bin", "unslow"],
 ];
 
-/// Crates that the second of these compiles again. Nobody runs them, so they are not optimized: that takes a third of
+/// Crates that the second of these compiles again. They are never run, so they are not optimized: that takes a third of
 /// the time, and Clippy's driver compiles what is not optimized.
 const AGAIN: &[&str] = &["bench", "bypass", "gateway", "sink"];
 

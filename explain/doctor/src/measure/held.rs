@@ -12,9 +12,24 @@ use super::{between, is_one_of, residual, slow_entries, spent};
 /// Commands that run scripts or functions.
 pub const SCRIPTS: &[&str] = &["eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro"];
 
-/// Commands whose replies hold data, and so may be large.
-const ANSWERS_WITH_DATA: &[&str] = &[
+/// Commands whose replies hold data in one string, and so may be large.
+const ANSWERS_WITH_A_STRING: &[&str] = &[
+    "client|list",
+    "cluster|nodes",
     "dump",
+    "get",
+    "getdel",
+    "getex",
+    "getrange",
+    "getset",
+    "hget",
+    "info",
+    "lindex",
+    "substr",
+];
+
+/// The same in several elements, or in what a script returns.
+const ANSWERS_WITH_A_LIST: &[&str] = &[
     "eval",
     "eval_ro",
     "evalsha",
@@ -26,12 +41,6 @@ const ANSWERS_WITH_DATA: &[&str] = &[
     "georadius_ro",
     "georadiusbymember",
     "georadiusbymember_ro",
-    "get",
-    "getdel",
-    "getex",
-    "getrange",
-    "getset",
-    "hget",
     "hgetall",
     "hkeys",
     "hmget",
@@ -39,7 +48,6 @@ const ANSWERS_WITH_DATA: &[&str] = &[
     "hscan",
     "hvals",
     "keys",
-    "lindex",
     "lmpop",
     "lpop",
     "lrange",
@@ -54,7 +62,6 @@ const ANSWERS_WITH_DATA: &[&str] = &[
     "spop",
     "srandmember",
     "sscan",
-    "substr",
     "sunion",
     "xrange",
     "xread",
@@ -72,12 +79,9 @@ const ANSWERS_WITH_DATA: &[&str] = &[
     "zscan",
     "zunion",
     // Monitoring, where there are thousands of clients.
-    "client|list",
-    "cluster|nodes",
     "cluster|slots",
     "cluster|shards",
     "command",
-    "info",
 ];
 
 /// A reply of this size is the command's own doing, however fast the command itself was.
@@ -101,21 +105,10 @@ const SLICE_BYTES: f64 = 65_536.0;
 /// (bench/runs/2026-11-28-two-cores/odd-engines.md).
 const FREE_NS: f64 = 40.0;
 
-/// Commands that answer with one string.
-const ANSWERS_WITH_A_STRING: &[&str] = &[
-    "client|list",
-    "cluster|nodes",
-    "dump",
-    "get",
-    "getdel",
-    "getex",
-    "getrange",
-    "getset",
-    "hget",
-    "info",
-    "lindex",
-    "substr",
-];
+/// Whether its replies may be large.
+fn answers_with_data(name: &str) -> bool {
+    is_one_of(ANSWERS_WITH_A_STRING, name) || is_one_of(ANSWERS_WITH_A_LIST, name)
+}
 
 /// How long some commands held the main thread in the window.
 #[derive(Clone, Copy, Debug)]
@@ -180,7 +173,7 @@ pub fn held(node: &Node, names: &[&str]) -> Held {
 /// the bytes are put down to them by the time they took.
 fn written(node: &Node, names: &[&str]) -> (f64, f64) {
     let commands = node.foreign_commands();
-    let data = commands.iter().filter(|(name, _)| is_one_of(ANSWERS_WITH_DATA, name));
+    let data = commands.iter().filter(|(name, _)| answers_with_data(name));
     let (mut all_us, mut own_us) = (0.0, 0.0);
     for (name, stat) in data {
         all_us += stat.usec as f64;
@@ -336,7 +329,7 @@ impl Held {
         Held { around_us: others_us + (each - 1.0) * self.inside_us / self.calls / 2.0, ..*self }
     }
 
-    /// The same calls, with so many arguments each.
+    /// The same calls, with this many arguments each, on average.
     pub fn with_arguments(&self, arguments: f64) -> Held {
         Held { freeing_us: arguments * FREE_NS / 1000.0, ..*self }
     }

@@ -170,6 +170,10 @@ fn the_writing_of_megabytes_belongs_to_the_command_that_returns_them() {
     let after = stat("lrange", 50, 100_000) + "total_net_output_bytes:500000000\r\n";
     let waits = finding(&alone(server("7.0.15", 1.2, "", &after)), "slow_command").impact.value;
     assert!((0.01..0.05).contains(&waits), "1 % wait a millisecond, 11 % a piece of 0.14 ms: {waits}");
+    // A server that has reached maxmemory writes it in one piece.
+    let full = after.clone() + "maxmemory:1000000\r\nused_memory:1000001\r\n";
+    let waits = finding(&alone(server("7.0.15", 1.2, "", &full)), "slow_command").impact.value;
+    assert!((1.0..2.0).contains(&waits), "as a string: {waits}");
     // Few bytes: the CPU time outside commands is not its.
     assert_eq!(answer(&gets(50_000), "slow_command"), Answered::Absent);
     // Others answer with data as well: the bytes are theirs by the time they took.
