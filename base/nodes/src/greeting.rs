@@ -217,6 +217,11 @@ impl Greeting {
         self.steps.front().copied()
     }
 
+    /// The commands whose replies have not come, in order.
+    pub fn all_due(&self) -> impl Iterator<Item = Step> + '_ {
+        self.steps.iter().copied()
+    }
+
     /// Whether every reply has come and none was a refusal.
     pub fn is_done(&self) -> bool {
         self.steps.is_empty() && self.refused.is_none()

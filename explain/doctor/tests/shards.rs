@@ -393,7 +393,8 @@ fn a_map_of_very_many_ranges_has_a_price_where_it_is_asked_for() {
     assert_eq!(found.impact.currency, Currency::Capacity);
     assert!((found.impact.value - 0.01 * (1.0 - 3.0 / 2001.0)).abs() < 1e-6, "{:?}", found.impact);
     // Where it is a storm, that rule tells the price.
-    let asked = Info::parse(&command("cluster|slots", 1000, 1_000_000, 0, 0));
+    let asked = command("cluster|slots", 1000, 1_000_000, 0, 0) + "used_cpu_user_main_thread:9\r\n";
+    let asked = Info::parse(&asked);
     facts.nodes[0].last.as_mut().unwrap().info.0.extend(asked.0);
     assert_eq!(finding(&facts, "slot_map_fragmented").impact.currency, Currency::Risk);
 }

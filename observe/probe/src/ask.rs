@@ -6,10 +6,13 @@ use unslow_client::{Deployment, Error, ErrorKind, Options, ReadOnly, Target, Val
 use unslow_facts::{Gap, Lack, Own, Seen};
 
 use crate::now_ms;
+use crate::tally::Tally;
 
 pub struct Ask {
     connection: ReadOnly,
     pub own: Own,
+    /// The same, and what others of this process sent it.
+    tally: Tally,
     /// Commands the server executed for us since the connection was opened, by its own way of counting.
     pub executed: u64,
     counting: bool,
@@ -25,7 +28,22 @@ impl Ask {
     pub fn open(target: &Target, options: &Options) -> Result<Ask, Error> {
         let connection = ReadOnly::open(target, options)?;
         let own = Own { total: GREETING, ..Own::default() };
-        Ok(Ask { connection, own, executed: GREETING, counting: false, asked: Instant::now(), lost: false })
+        let tally = Tally::default();
+        Ok(Ask { connection, own, tally, executed: GREETING, counting: false, asked: Instant::now(), lost: false })
+    }
+
+    /// A connection of a window that has begun, all of which is counted with what others send: the greeting too, and
+    /// one that the server did not answer in time, which it reads when it can.
+    pub fn open_counted(target: &Target, options: &Options, tally: &Tally) -> Result<Ask, Error> {
+        let mut ask = Ask::open(target, options).inspect_err(|e| {
+            if e.kind == ErrorKind::Timeout {
+                tally.count(|own| greet(own, &greeting(target, options, options.protocol)));
+            }
+        })?;
+        (ask.own, ask.tally) = (Own::default(), tally.clone());
+        ask.begin_window();
+        ask.greeted(target, options);
+        Ok(ask)
     }
 
     /// Another connection, for the questions that are left. In the window its greeting is ours too.
@@ -45,9 +63,12 @@ impl Ask {
     /// Counts the greeting of this connection as ours: it fell into the window.
     pub fn greeted(&mut self, target: &Target, options: &Options) {
         let greeting = greeting(target, options, self.connection().protocol);
-        // All of it but the PING comes in one write.
-        self.own.reads += greeting.len().min(2) as u64;
-        greeting.into_iter().for_each(|command| self.own.executed(command));
+        self.count(|own| greet(own, &greeting));
+    }
+
+    fn count(&mut self, count: impl Fn(&mut Own)) {
+        count(&mut self.own);
+        self.tally.count(count);
     }
 
     pub fn connection(&self) -> &unslow_client::Connection {
@@ -110,22 +131,27 @@ impl Ask {
     }
 
     fn read(&mut self) {
-        self.own.reads += u64::from(self.counting);
+        let counting = self.counting;
+        self.count(|own| own.reads += u64::from(counting));
     }
 
     fn answered<A: AsRef<[u8]>>(&mut self, args: &[A], error: Option<&Error>) {
         let executed = error.is_none_or(was_executed);
-        self.own.total += 1;
         self.executed += u64::from(executed);
         if !self.counting {
+            self.own.total += 1;
             return;
         }
-        if executed {
-            *self.own.commands.entry(name_in_stats(args)).or_default() += 1;
-        }
-        if let Some(code) = error.and_then(Error::code) {
-            *self.own.errors.entry(code.to_string()).or_default() += 1;
-        }
+        let (name, code) = (executed.then(|| name_in_stats(args)), error.and_then(Error::code));
+        self.count(|own| {
+            own.total += 1;
+            if let Some(name) = &name {
+                *own.commands.entry(name.clone()).or_default() += 1;
+            }
+            if let Some(code) = code {
+                *own.errors.entry(code.to_string()).or_default() += 1;
+            }
+        });
     }
 }
 
@@ -142,6 +168,12 @@ pub fn asked(found: &Deployment, target: &Target, options: &Options) -> (String,
         own.reads = questions.len() as u64 + 1;
     }
     (address.clone(), own)
+}
+
+/// All of a greeting but its PING comes in one write.
+fn greet(own: &mut Own, greeting: &[&str]) {
+    own.reads += greeting.len().min(2) as u64;
+    greeting.iter().for_each(|command| own.executed(command));
 }
 
 /// What the server executes before a connection is ready, as commandstats names it.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use unslow_client::{Error, Options, Target};
-use unslow_facts::{Gap, Lack, Node, Own, Rtt, Seen};
+use unslow_facts::{Gap, Lack, Node, Rtt, Seen};
 use unslow_topology::Member;
 
 use crate::ask::Ask;
@@ -15,6 +15,7 @@ use crate::clock::Clock;
 use crate::histogram::{self, Counted};
 use crate::questions::Questions;
 use crate::salt::Salt;
+use crate::tally::Tally;
 use crate::{cluster, config, node, rtt};
 
 /// PINGs before the questions, which those between them are compared with.
@@ -40,29 +41,26 @@ pub struct Inquiry {
     ask: Option<Ask>,
     /// What was answered last; shared with whom it was told.
     node: Arc<Node>,
-    /// Of connections before this one.
-    own_before: Own,
+    /// What it and others sent.
+    tally: Tally,
     counted: Option<Counted>,
 }
 
 impl Inquiry {
     /// Asks nothing yet.
-    pub fn new(member: &Member, target: Target, options: Options, salt: Arc<Salt>) -> Inquiry {
+    pub fn new(member: &Member, target: Target, options: Options, salt: Arc<Salt>, tally: Tally) -> Inquiry {
         let mut node = Node::new(&member.address, member.role);
         node.node_id.clone_from(&member.node_id);
-        Inquiry { target, options, salt, ask: None, node: Arc::new(node), own_before: Own::default(), counted: None }
+        Inquiry { target, options, salt, ask: None, node: Arc::new(node), tally, counted: None }
     }
 
-    /// Asks. What was not asked in this round is as the last one left it; [`Node::own`] counts from the first round on.
+    /// Asks. What was not asked in this round is as the last one left it; what was sent is in the [`Tally`] alone.
     /// Fails when the server does not answer; the next round dials again.
     pub fn ask(&mut self, round: Round) -> Result<Arc<Node>, Error> {
         let mut ask = match self.ask.take() {
             Some(ask) => ask,
             None => {
-                let mut ask = Ask::open(&self.target, &self.options)?;
-                ask.own = Own::default();
-                ask.begin_window();
-                ask.greeted(&self.target, &self.options);
+                let ask = Ask::open_counted(&self.target, &self.options, &self.tally)?;
                 let node = Arc::make_mut(&mut self.node);
                 node.open_door = !ask.connection().authenticated && self.options.tls.cert_and_key.is_none();
                 node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
@@ -71,13 +69,10 @@ impl Inquiry {
         };
         let asked = self.round(&mut ask, round);
         let node = Arc::make_mut(&mut self.node);
-        node.own = ask.own.clone();
-        node.own.add(&self.own_before);
         node.own.stopped_early = ask.own.stopped_early;
         match asked {
             Ok(()) => self.ask = Some(ask),
             Err(e) => {
-                self.own_before = node.own.clone();
                 self.counted = None;
                 return Err(e);
             }
@@ -163,13 +158,15 @@ mod tests {
         });
         let member =
             Member { address: target.address(), role: Role::Master, master: None, node_id: None, service: None };
-        let mut inquiry = Inquiry::new(&member, target, Options::default(), Arc::new(Salt::new(false)));
+        let (salt, tally) = (Arc::new(Salt::new(false)), Tally::default());
+        let mut inquiry = Inquiry::new(&member, target, Options::default(), salt, tally.clone());
         let node = inquiry.ask(Round::Whole).unwrap();
         assert!(node.slowlog.value().is_some() && node.clients.value().is_some_and(|c| c.listed == 1), "{node:?}");
-        let (before, infos) = (node.own.total, node.own.commands["info"]);
+        let before = tally.so_far();
         let node = inquiry.ask(Round::Often).unwrap();
-        assert_eq!(node.own.commands["info"], infos, "INFO is the recorder's, but for whole rounds");
-        assert!(node.own.total > before && node.clients.value().is_some(), "the last answer stays");
+        let after = tally.so_far();
+        assert_eq!(after.commands["info"], before.commands["info"], "INFO is the recorder's, but for whole rounds");
+        assert!(after.total > before.total && node.clients.value().is_some(), "the last answer stays");
     }
 
     #[test]
@@ -187,18 +184,54 @@ mod tests {
         });
         let member =
             Member { address: target.address(), role: Role::Master, master: None, node_id: None, service: None };
-        let mut inquiry = Inquiry::new(
-            &member,
-            target,
-            Options { name: Some("recorder"), ..Options::default() },
-            Arc::new(Salt::new(false)),
-        );
-        let names = |own: &Own| own.commands["client|setname"];
-        assert_eq!(names(&inquiry.ask(Round::Often).unwrap().own), 1);
+        let options = Options { name: Some("recorder"), ..Options::default() };
+        let (salt, tally) = (Arc::new(Salt::new(false)), Tally::default());
+        let mut inquiry = Inquiry::new(&member, target, options, salt, tally.clone());
+        let names = || tally.so_far().commands["client|setname"];
+        inquiry.ask(Round::Often).unwrap();
+        assert_eq!(names(), 1);
         inquiry.ask(Round::Often).unwrap_err();
-        let lost = inquiry.node.own.total;
+        let lost = tally.so_far().total;
         inquiry.ask(Round::Often).unwrap_err();
-        assert_eq!(names(&inquiry.node.own), 2);
-        assert!(inquiry.node.own.total > lost);
+        assert_eq!(names(), 2);
+        assert!(tally.so_far().total > lost);
+    }
+
+    /// Others who read the server's counters take off what is ours: also what is asked at that moment.
+    #[test]
+    fn what_a_round_asked_is_known_before_the_round_is_over() {
+        let tally = Tally::default();
+        let seen = tally.clone();
+        let target = crate::fake::server(move |words| match words[0].as_str() {
+            "INFO" => crate::fake::bulk("redis_version:7.0.0\r\nconnected_clients:1\r\ncluster_enabled:0\r\n"),
+            "PING" => "+PONG\r\n".into(),
+            // The last of a round's questions: all before it are answered.
+            "SLOWLOG" => {
+                let own = seen.so_far().commands;
+                assert!(own["ping"] >= BASELINE_PINGS as u64 && own["info"] == 1, "{own:?}");
+                "*0\r\n".into()
+            }
+            _ => "*0\r\n".into(),
+        });
+        let member =
+            Member { address: target.address(), role: Role::Master, master: None, node_id: None, service: None };
+        let salt = Arc::new(Salt::new(false));
+        let mut inquiry = Inquiry::new(&member, target, Options::default(), salt, tally.clone());
+        assert!(inquiry.ask(Round::Often).unwrap().slowlog.value().is_some());
+        assert_eq!(tally.so_far().commands["slowlog|get"], 1);
+    }
+
+    #[test]
+    fn a_greeting_that_is_answered_too_late_is_ours() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = Target::parse(&format!("127.0.0.1:{}", listener.local_addr().unwrap().port())).unwrap();
+        let member =
+            Member { address: target.address(), role: Role::Master, master: None, node_id: None, service: None };
+        let options =
+            Options { name: Some("recorder"), command_timeout: Duration::from_millis(50), ..Options::default() };
+        let (salt, tally) = (Arc::new(Salt::new(false)), Tally::default());
+        let mut inquiry = Inquiry::new(&member, target, options, salt, tally.clone());
+        inquiry.ask(Round::Often).unwrap_err();
+        assert_eq!(tally.so_far().commands["client|setname"], 1, "it is executed late");
     }
 }

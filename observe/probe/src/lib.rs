@@ -25,6 +25,7 @@ mod sentinel;
 mod slot_stats;
 mod slowlog;
 mod sockets;
+mod tally;
 mod timeline;
 
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub use cost::Paid;
 pub use inquiry::{Inquiry, Round};
 pub use node::same_server;
 pub use salt::{Salt, SaltError};
+pub use tally::Tally;
 
 /// How to look.
 #[derive(Clone, Debug)]

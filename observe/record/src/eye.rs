@@ -10,8 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::ClientConfig;
 use unslow_client::{Options, Target};
-use unslow_facts::{Lack, Own};
+use unslow_facts::Lack;
 use unslow_nodes::{Author, Backoff, Greeting, Kind as Refused, Plan, Progress, Refusal, Step};
+use unslow_probe::Tally;
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, now_ns, tls_of};
 use unslow_resp::{Frame, Kind, Scan, Scanner, write_command};
 use unslow_series::Stamp;
@@ -90,6 +91,8 @@ pub enum Order {
         node: NodeNumber,
         target: Box<Target>,
         peer: Peer,
+        /// What others send it is counted there too.
+        tally: Tally,
     },
     /// Looks at it closely for a while, unless it did a moment ago.
     LookCloser(NodeNumber, LookedFor),
@@ -145,7 +148,7 @@ struct Link {
     info_due: bool,
     next_tick: u64,
     pings: Pings,
-    sent: Own,
+    tally: Tally,
     /// What was last told of it, by what, and when.
     away: Option<(Away, Teller)>,
     told_at: u64,
@@ -194,7 +197,7 @@ impl Eye {
                 self.links.remove(&node);
                 tell_owing(self.owing.as_ref(), Owing::Over(node));
             }
-            Order::Ask { node, target, peer } => match self.links.get_mut(&node) {
+            Order::Ask { node, target, peer, tally } => match self.links.get_mut(&node) {
                 Some(link) => {
                     if link.peer != peer || link.target != *target {
                         (link.peer, link.target, link.dial_at) = (peer, *target, 0);
@@ -211,7 +214,8 @@ impl Eye {
                     let next_tick = (now_ns() / tick + 1) * tick + node as u64 % GROUPS * (tick / GROUPS);
                     io.timer(next_tick, node as u64);
                     self.last_dial_at = now_ns().max(self.last_dial_at + NEWCOMER_APART * self.pace.eyes);
-                    let mut link = Link::new(*target, peer, next_tick, node as u64 / GROUPS % self.pace.ticks_per_info);
+                    let ticks = node as u64 / GROUPS % self.pace.ticks_per_info;
+                    let mut link = Link::new(*target, peer, tally, next_tick, ticks);
                     link.dial_at = self.last_dial_at;
                     self.links.insert(node, link);
                 }
@@ -266,6 +270,7 @@ impl Eye {
             let Some(link) = self.links.get_mut(&node) else { return };
             link.given_up += 1;
             link.dial_at = 0;
+            link.is_served_late();
             self.hang_up(io, node);
             return;
         }
@@ -274,7 +279,7 @@ impl Eye {
         write_command(out, &["PING"]);
         link.ask(Question::Ping, now);
         // Both come in one write.
-        link.sent.reads += 1;
+        link.tally.count(|own| own.reads += 1);
         if std::mem::take(&mut link.info_due) {
             write_command(out, &["INFO", "ALL"]);
             link.ask(Question::Info, now);
@@ -388,8 +393,7 @@ impl Eye {
         if let Some(step) = link.greeting.due() {
             let progress = link.greeting.reply(bytes);
             if progress != Progress::Unasked {
-                let name = if matches!(step, Step::Auth | Step::AuthAnew) { "auth" } else { "client|setname" };
-                link.answered(name, refusal.is_some().then(|| frame.text()));
+                link.answered(name_of(step), refusal.is_some().then(|| frame.text()));
             }
             self.heard(node, now, true);
             match progress {
@@ -421,7 +425,7 @@ impl Eye {
                 }
             }
             Question::Info => {
-                let (pings, sent) = (std::mem::take(&mut link.pings), link.sent.clone());
+                let (pings, sent) = (std::mem::take(&mut link.pings), link.tally.so_far());
                 self.tell(node, Saw::Second { info: frame.text().to_vec(), pings, sent });
             }
         }
@@ -441,7 +445,7 @@ impl Eye {
 }
 
 impl Link {
-    fn new(target: Target, peer: Peer, next_tick: u64, ticks: u64) -> Link {
+    fn new(target: Target, peer: Peer, tally: Tally, next_tick: u64, ticks: u64) -> Link {
         Link {
             target,
             peer,
@@ -460,7 +464,7 @@ impl Link {
             info_due: false,
             next_tick,
             pings: Pings::default(),
-            sent: Own::default(),
+            tally,
             away: None,
             told_at: 0,
             deep_at: None,
@@ -475,12 +479,21 @@ impl Link {
 
     /// The server counts what it executes and what it refuses, and so do we.
     fn answered(&mut self, name: &str, error: Option<&[u8]>) {
-        let Some(text) = error else { return self.sent.executed(name) };
+        let Some(text) = error else { return self.tally.count(|own| own.executed(name)) };
         let word = text.split(|b| *b == b' ').next().unwrap_or_default();
         let code = std::str::from_utf8(word).ok().filter(|code| code.len() <= CODE_MAX);
-        let codes = &self.sent.errors;
-        let code = code.filter(|code| codes.len() < CODES_MAX || codes.contains_key(*code));
-        self.sent.refused(code.unwrap_or("OTHER"));
+        self.tally.count(|own| {
+            let is_kept = |code: &&str| own.errors.len() < CODES_MAX || own.errors.contains_key(*code);
+            let code = code.filter(is_kept).unwrap_or("OTHER");
+            own.refused(code);
+        });
+    }
+
+    /// Given up: a server that hangs executes what it was sent once it goes on, the greeting included.
+    fn is_served_late(&mut self) {
+        let questions = self.asked.iter().map(|(question, _)| question.name());
+        let late: Vec<&str> = questions.chain(self.greeting.all_due().map(name_of)).collect();
+        self.tally.count(|own| late.iter().for_each(|name| own.executed(name)));
     }
 
     /// Whether it took a connection and has owed a short answer for as long as makes a stall.
@@ -518,7 +531,7 @@ impl Handler for Eye {
         let plan = Plan { name: self.options.name, db: 0, ..link.target.plan() };
         link.greeting = Greeting::begin(&plan, io.output(id));
         link.opened = true;
-        link.sent.reads += u64::from(!link.greeting.is_done());
+        link.tally.count(|own| own.reads += u64::from(!link.greeting.is_done()));
         if link.greeting.is_done() {
             self.is_ready(node);
         } else {
@@ -562,6 +575,11 @@ impl Handler for Eye {
     fn timer(&mut self, io: &mut Io, key: u64) {
         self.tick(io, key as NodeNumber);
     }
+}
+
+/// As commandstats names it.
+fn name_of(step: Step) -> &'static str {
+    if matches!(step, Step::Auth | Step::AuthAnew) { "auth" } else { "client|setname" }
 }
 
 /// False where there is no room: a look is left out, or the end is told with the next answer.

@@ -3,12 +3,13 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::Duration;
 
 use unslow_client::{Options, Target};
 use unslow_facts::{Lack, Own};
+use unslow_probe::Tally;
 use unslow_reactor::{Waker, peer_of};
 
 use crate::eye::{Eye, Order, Pace, unix_ms};
@@ -35,7 +36,7 @@ impl Watch {
                 .unwrap();
         let target = Target::parse(&format!("127.0.0.1:{port}")).unwrap();
         let peer = peer_of(&target).unwrap();
-        orders.send(Order::Ask { node: 0, target: Box::new(target), peer }).unwrap();
+        orders.send(Order::Ask { node: 0, target: Box::new(target), peer, tally: Tally::default() }).unwrap();
         waker.wake();
         Watch { orders, waker, notes }
     }
@@ -181,6 +182,38 @@ fn a_slow_ping_is_one_stall_and_a_slow_info_none() {
     let mut seen = watch.until(|saw| is_long(&saw));
     seen.extend([watch.until(is_row), watch.until(is_row)].concat());
     assert_eq!(seen.iter().filter(is_long).count(), 1, "{seen:?}");
+}
+
+#[test]
+fn what_a_server_was_sent_while_it_hung_is_ours() {
+    let ((listener, port), counted) = (listener(), Arc::new([const { AtomicU64::new(0) }; 3]));
+    let at_server = counted.clone();
+    serve(listener, move |command| {
+        let [pings, names, hangs] = &*at_server;
+        match command {
+            "PING" => {
+                pings.fetch_add(1, Ordering::Relaxed);
+                if hangs.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                    std::thread::sleep(PATIENCE);
+                }
+                "+PONG\r\n".into()
+            }
+            "INFO" => bulk(&format!("{INFO}pings:{}\r\n", pings.load(Ordering::Relaxed))),
+            _ => {
+                names.fetch_add(1, Ordering::Relaxed);
+                "+OK\r\n".into()
+            }
+        }
+    });
+    let watch = Watch::of(port);
+    watch.until(is_row);
+    counted[2].store(1, Ordering::Relaxed);
+    watch.until(|saw| matches!(saw, Saw::Stall(_)));
+    let seen = watch.until(is_row);
+    let Some(Saw::Second { info, sent, .. }) = seen.last() else { unreachable!() };
+    let pings = sent.commands["ping"];
+    assert!(String::from_utf8_lossy(info).contains(&format!("pings:{pings}\r")), "{pings}: {seen:?}");
+    assert_eq!(sent.commands["client|setname"], counted[1].load(Ordering::Relaxed));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use unslow_client::{Deployment, Options, Target, discover};
 use unslow_facts::Node;
-use unslow_probe::{Inquiry, Round, Salt};
+use unslow_probe::{Inquiry, Round, Salt, Tally};
 use unslow_reactor::{Waker, peer_of};
 use unslow_topology::{DeploymentKind, Member, Role};
 
@@ -65,6 +65,7 @@ struct Watched {
 
 struct Number {
     number: NodeNumber,
+    tally: Tally,
     unlisted: Option<Instant>,
 }
 
@@ -303,8 +304,8 @@ impl Inquirers {
     fn discovered(&self, place: usize, found: &Deployment) {
         let target = self.state().watched[place].target.clone();
         let (address, own) = unslow_probe::asked(found, &target, &self.options);
-        let number = self.state().watched[place].numbers.get(&address).map(|number| number.number);
-        number.into_iter().for_each(|number| self.tell(Note::Discovered(number, own.clone())));
+        let tally = self.state().watched[place].numbers.get(&address).map(|number| number.tally.clone());
+        tally.into_iter().for_each(|tally| tally.count(|all| all.add(&own)));
     }
 
     fn discover(&self, place: usize) {
@@ -422,12 +423,16 @@ impl Inquirers {
         // A name that cannot be resolved now is tried at the next discovery.
         let Some(peer) = peer_of(&target) else { return };
         let mut state = self.state();
-        let known = state.watched[place].numbers.get(&member.address).map(|number| number.number);
-        let number = known.unwrap_or(state.next_number);
-        if known.is_none() {
+        let known = state.watched[place].numbers.get(&member.address);
+        let is_new = known.is_none();
+        let (number, tally) =
+            known.map_or((state.next_number, Tally::default()), |known| (known.number, known.tally.clone()));
+        if is_new {
             state.next_number += 1;
-            state.watched[place].numbers.insert(member.address.clone(), Number { number, unlisted: None });
-            let inquiry = Inquiry::new(member, target.clone(), self.options.clone(), self.salt.clone());
+            let numbered = Number { number, tally: tally.clone(), unlisted: None };
+            state.watched[place].numbers.insert(member.address.clone(), numbered);
+            let (options, salt) = (self.options.clone(), self.salt.clone());
+            let inquiry = Inquiry::new(member, target.clone(), options, salt, tally.clone());
             // Nodes take turns.
             let due = Instant::now() + Duration::from_millis(number as u64 * 37 % 1000);
             let inquiry = Some(inquiry);
@@ -441,7 +446,7 @@ impl Inquirers {
         } else {
             drop(state);
         }
-        self.order(number, Order::Ask { node: number, target: Box::new(target), peer });
+        self.order(number, Order::Ask { node: number, target: Box::new(target), peer, tally });
     }
 
     fn ask(&self, number: NodeNumber, due: Instant) {

@@ -68,10 +68,6 @@ struct Kept {
     parts: BTreeMap<Part, (u64, u64)>,
     /// The newest entry of the slow log, of large requests and of large replies.
     newest: [Option<u64>; 3],
-    /// What the expensive questions sent.
-    own: Own,
-    /// What discoveries sent.
-    discovered: Own,
     /// Of the fields that tell of topology.
     topology: Option<u64>,
     /// When its last row was; none while this recorder has none.
@@ -243,10 +239,6 @@ impl<D: Disk> Keeper<D> {
                 let is_worth = matches!(saw, Saw::Stall(_) | Saw::Away(None));
                 return Ok(if is_worth { Told::AskSoon(*number) } else { Told::Nothing });
             }
-            Note::Discovered(number, own) => {
-                self.nodes.get_mut(number).into_iter().for_each(|kept| kept.discovered.add(own));
-                Ok(())
-            }
             Note::Asked(number, at, questions, node) => self.asked(*number, *at, *questions, node),
             Note::Asking(number, begins) => {
                 self.nodes.get_mut(number).into_iter().for_each(|kept| kept.jumps.asking(*begins));
@@ -272,11 +264,9 @@ impl<D: Disk> Keeper<D> {
         for (name, template) in known {
             fields.add(Field::new(self.shared.text(name), self.shared.text(template)));
         }
-        let (parts, own, discovered) = (BTreeMap::new(), Own::default(), Own::default());
-        let jumps = Jumps::default();
+        let (parts, jumps) = (BTreeMap::new(), Jumps::default());
         let of = Box::new((url.to_string(), address.to_string()));
-        let kept =
-            Kept { series, of, fields, parts, newest: [None; 3], own, discovered, topology: None, last: None, jumps };
+        let kept = Kept { series, of, fields, parts, newest: [None; 3], topology: None, last: None, jumps };
         self.nodes.insert(number, kept);
         Ok(())
     }
@@ -371,10 +361,7 @@ impl<D: Disk> Keeper<D> {
                 field.template = self.shared.text(info::GONE);
             }
         }
-        let mut own = kept.own.clone();
-        own.add(&kept.discovered);
-        own.add(sent);
-        for (name, n) in pings.columns().chain(own_columns(&own)) {
+        for (name, n) in pings.columns().chain(own_columns(sent)) {
             self.row.push((self.writer.field(&name)?, Value::Int(n)));
         }
         self.writer.sample(kept.series, at, &self.row)?;
@@ -392,7 +379,6 @@ impl<D: Disk> Keeper<D> {
     fn asked(&mut self, number: NodeNumber, at: Stamp, questions: Questions, node: &Node) -> Result<(), Error> {
         let Some(kept) = self.nodes.get_mut(&number) else { return Ok(()) };
         let Questions { round, because_ms } = questions;
-        kept.own = node.own.clone();
         if round == Round::Whole {
             let because = because_ms.map_or(Vec::new(), |because_ms| json(&Because { because_ms }));
             self.writer.event(kept.series, at, ASKED, &because)?;

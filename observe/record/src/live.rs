@@ -24,8 +24,6 @@ use crate::window::{self, Counters, Trail, seconds_between};
 const FRESH_MS: u64 = 6_000;
 /// Less than this between two INFOs says little, and much of that little is what we sent ourselves.
 const SPAN_MS: u64 = 900;
-/// So many INFOs say enough where the expensive questions are not answered.
-const ENOUGH: usize = 4;
 /// What a minute on the machine was like is old after that time.
 const HOST_MS: u64 = 90_000;
 /// INFOs of one node: more than a minute of any real server's.
@@ -61,12 +59,8 @@ struct Watched {
     standing: Option<(u64, Standing)>,
     /// Of the fields that tell of topology.
     topology: Option<u64>,
-    /// Whether the expensive questions were answered once: before that, what they sent is not known.
-    is_asked: bool,
     /// What we sent from the first INFO to the last.
     own: Own,
-    /// What discoveries sent.
-    discovered: Own,
     /// `None` where something was seen since: a view asks for facts more often than servers give them.
     drawn: Option<Drawn>,
 }
@@ -184,11 +178,8 @@ impl Live {
             Note::Asked(number, _, _, found) => {
                 if let Some(node) = self.nodes.get_mut(number) {
                     node.asked = found.clone();
-                    (node.is_asked, node.drawn) = (true, None);
+                    node.drawn = None;
                 }
-            }
-            Note::Discovered(number, own) => {
-                self.nodes.get_mut(number).into_iter().for_each(|node| node.discovered.add(own));
             }
             Note::Sockets(number, _, found) => {
                 if let Some(node) = self.nodes.get_mut(number) {
@@ -256,9 +247,7 @@ impl Watched {
             away: None,
             standing: None,
             topology: None,
-            is_asked: false,
             own: Own::default(),
-            discovered: Own::default(),
             drawn: None,
         }
     }
@@ -289,9 +278,7 @@ impl Watched {
             }
             Saw::Second { info, pings, sent } => {
                 let info = Info::parse(&lossy(info));
-                let mut own = self.asked.own.clone();
-                own.add(&self.discovered);
-                own.add(sent);
+                let own = Own { stopped_early: self.asked.own.stopped_early, ..sent.clone() };
                 let counters = Counters::of(&info, own.total);
                 let mut topology = DefaultHasher::new();
                 OF_TOPOLOGY.iter().for_each(|name| info.get(name).hash(&mut topology));
@@ -332,10 +319,7 @@ impl Watched {
         let age_ms = |mono_ms: u64| now.mono_ms.saturating_sub(mono_ms);
         let place = |mono_ms: u64| now.wall_ms - age_ms(mono_ms) as i64;
         let start_ms = now.wall_ms - window_ms;
-        let fresh = self
-            .seconds
-            .back()
-            .filter(|last| age_ms(last.at.mono_ms) <= FRESH_MS && (self.is_asked || self.seconds.len() > ENOUGH));
+        let fresh = self.seconds.back().filter(|last| age_ms(last.at.mono_ms) <= FRESH_MS);
         if let (Some(first), Some(last)) = (self.seconds.front(), fresh)
             && last.at.mono_ms.saturating_sub(first.at.mono_ms) >= SPAN_MS
         {

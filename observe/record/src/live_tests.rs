@@ -56,7 +56,7 @@ fn figures_are_of_the_window_and_a_master_goes_by_its_listed_name() {
 }
 
 #[test]
-fn there_are_none_of_a_moment_nor_before_what_we_sent_is_known() {
+fn there_are_none_of_a_moment() {
     let mut live = live(5_000);
     second(&mut live, at(0), 0);
     second(&mut live, at(100), 50);

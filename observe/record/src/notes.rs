@@ -29,8 +29,6 @@ pub enum Note {
     Asked(NodeNumber, Stamp, Questions, Arc<Node>),
     /// All questions are being asked, or no longer.
     Asking(NodeNumber, bool),
-    /// What a discovery has sent it.
-    Discovered(NodeNumber, Own),
     /// What a Sentinel knows.
     Sentinel { url: String, at: Stamp, sentinel: SentinelNode },
     /// What the last minute was like on this machine.
@@ -63,7 +61,7 @@ pub enum Saw {
     Second {
         info: Vec<u8>,
         pings: Pings,
-        /// Since the recorder was started.
+        /// By everyone in this process, since the node has been asked.
         sent: Own,
     },
     Stall(Stall),

@@ -502,18 +502,6 @@ fn what_begins_at_a_server_is_told_to_those_who_ask() {
 }
 
 #[test]
-fn what_a_discovery_asked_is_ours() {
-    let mut rig = Rig::new();
-    rig.healthy(0..10);
-    let mut own = Own::default();
-    (0..3).for_each(|_| own.executed("cluster|nodes"));
-    rig.take(Note::Discovered(0, own));
-    rig.healthy(10..20);
-    assert_eq!(rig.node(1, 20).own.commands["cluster|nodes"], 3);
-    assert_eq!(rig.node(11, 20).own.commands.get("cluster|nodes"), None, "it was before that");
-}
-
-#[test]
 fn the_cluster_is_as_the_round_of_the_window_saw_it() {
     let mut rig = Rig::new();
     for second in 0..400 {

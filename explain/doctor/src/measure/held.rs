@@ -246,13 +246,15 @@ pub fn on_cpu(node: &Node) -> f64 {
     }
 }
 
-/// [`held`], for commands whose calls are all of one kind, without what the server waited for a processor meanwhile:
-/// its clock counts that as time inside the command. Where it waited, each call counts for at most what the median call
-/// took; all of them together for no less than what is left of them without the whole wait.
+/// [`held`], for commands whose calls are all of one kind, without what the server stood still or waited for a
+/// processor meanwhile: its clock counts that as time inside the command. Where it waited, each call counts for at most
+/// what the median call took; all of them together for no less than what is left of them without the whole wait. Where
+/// that is not known, or it stood still, its CPU time tells.
 pub fn held_on_cpu(facts: &Facts, node: &Node, names: &[&str]) -> Held {
     let all = held(node, names);
     let waited = facts.process(node).and_then(|(_, process)| process.run_delay_share);
-    let Some(waited) = waited.filter(|share| *share > INTERRUPTED) else { return all };
+    let of_cpu_us = all.inside_us * on_cpu(node);
+    let Some(waited) = waited.filter(|share| *share > INTERRUPTED) else { return all.at_most(of_cpu_us) };
     let foreign = node.foreign_commands();
     let most_us = |(name, stat): (&String, &CommandStat)| {
         let usual = residual::median_at_most(node, name).map(|us| us * stat.calls as f64);
@@ -260,8 +262,7 @@ pub fn held_on_cpu(facts: &Facts, node: &Node, names: &[&str]) -> Held {
     };
     let usual_us: f64 = foreign.iter().filter(|(name, _)| is_one_of(names, name)).map(most_us).sum();
     let least_us = all.inside_us - waited * all.window_s * 1e6;
-    let inside_us = usual_us.max(least_us).min(all.inside_us * on_cpu(node));
-    Held { estimated: inside_us < 0.99 * all.inside_us, ..all.part(all.calls, inside_us) }
+    all.at_most(usual_us.max(least_us).min(of_cpu_us))
 }
 
 impl Held {
@@ -273,6 +274,11 @@ impl Held {
     /// Share of the window, 0 to 1.
     pub fn share(&self) -> f64 {
         ((self.inside_us + self.writing_us) / 1e6 / self.window_s).clamp(0.0, 1.0)
+    }
+
+    /// The same calls with less time inside them, where that is an estimate of what was theirs.
+    fn at_most(&self, inside_us: f64) -> Held {
+        Held { estimated: inside_us < 0.99 * self.inside_us, ..self.part(self.calls, inside_us) }
     }
 
     /// Whether an estimate of what the server waited for a processor was taken off.

@@ -10,7 +10,8 @@
 //!
 //! Not to be taken for: topology refreshes, with which Lettuce sends INFO as well (then the refresh is the finding);
 //! a machine that makes the server wait for a processor, which its clock counts as time inside a command
-//! (`noisy_neighbour`): then each call counts for at most what the median call took.
+//! (`noisy_neighbour`): then each call counts for at most what the median call took; a server that stood still inside a
+//! command (`node_hangs`): all of them together count for no more than the CPU time that it used.
 //!
 //! What to do: it depends on the command. Use one exporter per node, every 15 to 30 s; no test-on-borrow PING in
 //! connection pools; persistent connections, if COMMAND is sent on each new one.

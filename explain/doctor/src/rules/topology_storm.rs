@@ -8,7 +8,8 @@
 //! Seen when: CLUSTER NODES/SLOTS/SHARDS take over 2 % of a core on a node, or over 1 ms a call more than once a
 //! second, or over 10 ms a call five times.
 //!
-//! Not to be taken for: a reshard in progress (then MOVED and ASK errors are high too).
+//! Not to be taken for: a reshard in progress (then MOVED and ASK errors are high too); a server that stood still
+//! inside a command: then they count for no more than the CPU time that it used.
 //!
 //! What to do: let each client ask one node, rarely, with jitter; upgrade servers older than 6.2.
 //! Sources: redis #6165, PR #8182 (6.2), lettuce #240, #2468; commandstats, CLIENT LIST.

@@ -527,6 +527,17 @@ fn questions_that_wait_for_a_processor_are_no_storm() {
     assert_eq!(answer(&asked(Some(0.15), "info", 4000, 130, alone), "monitoring_storm"), Answered::Present);
 }
 
+/// SIGSTOP, a hypervisor, a page that is read from disk: its clock goes on, whatever command it is in.
+#[test]
+fn a_server_that_stood_still_inside_a_question_has_no_storm() {
+    for (cpu_s, answered) in [(0.01, Answered::Absent), (6.0, Answered::Present)] {
+        let info = alone(server("9.1.0", cpu_s, "", &stat("info", 2, 6_000_000)));
+        assert_eq!(answer(&info, "monitoring_storm"), answered, "{cpu_s}");
+        let node = server("9.1.0", cpu_s, "", &stat("cluster|nodes", 2, 6_000_000));
+        assert_eq!(answer(&deployment(DeploymentKind::Cluster, vec![node]), "topology_storm"), answered, "{cpu_s}");
+    }
+}
+
 #[test]
 fn monitoring_below_its_thresholds_is_ruled_out_with_both_figures() {
     let text = text_of(&alone(server("7.0.15", 0.9, "", &stat("info", 40, 80_000))), "monitoring_storm");
