@@ -346,6 +346,10 @@ pub struct SentinelGroup {
     pub replicas: Option<Vec<crate::Listed>>,
 }
 
+/// Code words of errors that are told apart, and the bytes of one.
+const CODES_MAX: usize = 32;
+const CODE_MAX: usize = 32;
+
 /// What we sent to a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Own {
@@ -370,10 +374,30 @@ impl Own {
         count(&mut self.commands, name, 1);
     }
 
-    /// Counts a command that the server refused, by the error's code word.
+    /// Counts a command that the server refused, by the error's code word. Servers have some dozen of these, and who
+    /// speaks for one may make up any number: past 32 of them, or 32 bytes, they are one.
     pub fn refused(&mut self, code: &str) {
         self.total += 1;
-        count(&mut self.errors, code, 1);
+        self.failed(code);
+    }
+
+    /// Counts the error of a command that was counted as executed.
+    pub fn failed(&mut self, code: &str) {
+        let is_kept = self.errors.len() < CODES_MAX || self.errors.contains_key(code);
+        count(&mut self.errors, if is_kept && code.len() <= CODE_MAX { code } else { "OTHER" }, 1);
+    }
+
+    /// Takes back one that was counted as executed: the server refused it.
+    pub fn was_refused(&mut self, name: &str, code: Option<&str>) {
+        self.total = self.total.saturating_sub(1);
+        if let Some(calls) = self.commands.get_mut(name) {
+            *calls = calls.saturating_sub(1);
+        }
+        self.commands.retain(|_, calls| *calls > 0);
+        match code {
+            Some(code) => self.refused(code),
+            None => self.total += 1,
+        }
     }
 
     /// Adds what was sent in another way.

@@ -11,8 +11,8 @@ use crate::tally::Tally;
 pub struct Ask {
     connection: ReadOnly,
     pub own: Own,
-    /// The same, and what others of this process sent it.
-    tally: Tally,
+    /// The same, and what others of this process sent it, where somebody wants to know.
+    tally: Option<Tally>,
     /// Commands the server executed for us since the connection was opened, by its own way of counting.
     pub executed: u64,
     counting: bool,
@@ -28,8 +28,15 @@ impl Ask {
     pub fn open(target: &Target, options: &Options) -> Result<Ask, Error> {
         let connection = ReadOnly::open(target, options)?;
         let own = Own { total: GREETING, ..Own::default() };
-        let tally = Tally::default();
-        Ok(Ask { connection, own, tally, executed: GREETING, counting: false, asked: Instant::now(), lost: false })
+        Ok(Ask {
+            connection,
+            own,
+            tally: None,
+            executed: GREETING,
+            counting: false,
+            asked: Instant::now(),
+            lost: false,
+        })
     }
 
     /// A connection of a window that has begun, all of which is counted with what others send: the greeting too, and
@@ -37,10 +44,12 @@ impl Ask {
     pub fn open_counted(target: &Target, options: &Options, tally: &Tally) -> Result<Ask, Error> {
         let mut ask = Ask::open(target, options).inspect_err(|e| {
             if e.kind == ErrorKind::Timeout {
-                tally.count(|own| greet(own, &greeting(target, options, options.protocol)));
+                // The PING waits for the answers to the rest, if there is a rest.
+                let greeting = greeting(target, options, options.protocol);
+                tally.count(|own| greet(own, &greeting[..greeting.len().saturating_sub(1).max(1)]));
             }
         })?;
-        (ask.own, ask.tally) = (Own::default(), tally.clone());
+        (ask.own, ask.tally) = (Own::default(), Some(tally.clone()));
         ask.begin_window();
         ask.greeted(target, options);
         Ok(ask)
@@ -61,14 +70,14 @@ impl Ask {
     }
 
     /// Counts the greeting of this connection as ours: it fell into the window.
-    pub fn greeted(&mut self, target: &Target, options: &Options) {
+    fn greeted(&mut self, target: &Target, options: &Options) {
         let greeting = greeting(target, options, self.connection().protocol);
         self.count(|own| greet(own, &greeting));
     }
 
     fn count(&mut self, count: impl Fn(&mut Own)) {
         count(&mut self.own);
-        self.tally.count(count);
+        self.tally.iter().for_each(|tally| tally.count(&count));
     }
 
     pub fn connection(&self) -> &unslow_client::Connection {
@@ -85,7 +94,7 @@ impl Ask {
     }
 
     /// The question that ends the window: an answer does not count itself. One that was refused or came too late
-    /// counts.
+    /// counts. Not for a connection with a [`Tally`], which has no end.
     pub fn last<T>(&mut self, ask: impl FnOnce(&mut Ask) -> Result<T, Error>) -> Result<T, Error> {
         let before = (self.own.commands.clone(), self.own.reads);
         let answer = ask(self);
@@ -105,9 +114,9 @@ impl Ask {
             return self.connection.call(args); // sends nothing
         }
         self.asked = Instant::now();
+        self.asking(&[args]);
         let reply = self.connection.call(args);
         self.lost = reply.as_ref().is_err_and(Error::is_fatal);
-        self.read();
         self.answered(args, reply.as_ref().err());
         reply
     }
@@ -117,9 +126,9 @@ impl Ask {
             return self.connection.pipeline(commands);
         }
         self.asked = Instant::now();
+        self.asking(commands);
         let replies = self.connection.pipeline(commands);
         self.lost = replies.as_ref().is_err_and(Error::is_fatal);
-        self.read();
         for (i, command) in commands.iter().enumerate() {
             let error = match &replies {
                 Ok(replies) => replies.get(i).and_then(|r| r.as_ref().err()),
@@ -130,27 +139,32 @@ impl Ask {
         replies
     }
 
-    fn read(&mut self) {
-        let counting = self.counting;
-        self.count(|own| own.reads += u64::from(counting));
+    /// Counts what is sent now, before it is: whoever reads the server's counters meanwhile may find it there already.
+    fn asking<A: AsRef<[u8]>, C: AsRef<[A]>>(&mut self, commands: &[C]) {
+        if !self.counting {
+            self.own.total += commands.len() as u64;
+            return;
+        }
+        let names: Vec<String> = commands.iter().map(|command| name_in_stats(command.as_ref())).collect();
+        self.count(|own| {
+            own.reads += 1;
+            names.iter().for_each(|name| own.executed(name));
+        });
     }
 
+    /// Corrects that where it was refused.
     fn answered<A: AsRef<[u8]>>(&mut self, args: &[A], error: Option<&Error>) {
         let executed = error.is_none_or(was_executed);
         self.executed += u64::from(executed);
-        if !self.counting {
-            self.own.total += 1;
+        let code = error.and_then(Error::code);
+        if !self.counting || error.is_none() {
             return;
         }
-        let (name, code) = (executed.then(|| name_in_stats(args)), error.and_then(Error::code));
-        self.count(|own| {
-            own.total += 1;
-            if let Some(name) = &name {
-                *own.commands.entry(name.clone()).or_default() += 1;
-            }
-            if let Some(code) = code {
-                *own.errors.entry(code.to_string()).or_default() += 1;
-            }
+        let name = name_in_stats(args);
+        self.count(|own| match (executed, code) {
+            (false, code) => own.was_refused(&name, code),
+            (true, Some(code)) => own.failed(code),
+            (true, None) => {}
         });
     }
 }

@@ -78,9 +78,6 @@ const NEWCOMER_APART: u64 = 5 * MS;
 const TELL_AGAIN: u64 = TELL_AGAIN_MS * MS;
 /// Of an error that is kept.
 const WHY_MAX: usize = 300;
-/// A server may answer with any word: so many code words are counted, of this length at most.
-const CODES_MAX: usize = 32;
-const CODE_MAX: usize = 32;
 /// What a connection may send before the end of a reply: INFO ALL of a thousand commands and error codes takes 200 kB.
 pub const INPUT_MAX: usize = 4 << 20;
 
@@ -270,7 +267,6 @@ impl Eye {
             let Some(link) = self.links.get_mut(&node) else { return };
             link.given_up += 1;
             link.dial_at = 0;
-            link.is_served_late();
             self.hang_up(io, node);
             return;
         }
@@ -310,6 +306,7 @@ impl Eye {
     /// Forgets the connection.
     fn hang_up(&mut self, io: &mut Io, node: NodeNumber) {
         let Some(link) = self.links.get_mut(&node) else { return };
+        link.is_served_late();
         if let Some(id) = link.lost() {
             self.by_connection.remove(&id);
             io.close(id);
@@ -481,15 +478,10 @@ impl Link {
     fn answered(&mut self, name: &str, error: Option<&[u8]>) {
         let Some(text) = error else { return self.tally.count(|own| own.executed(name)) };
         let word = text.split(|b| *b == b' ').next().unwrap_or_default();
-        let code = std::str::from_utf8(word).ok().filter(|code| code.len() <= CODE_MAX);
-        self.tally.count(|own| {
-            let is_kept = |code: &&str| own.errors.len() < CODES_MAX || own.errors.contains_key(*code);
-            let code = code.filter(is_kept).unwrap_or("OTHER");
-            own.refused(code);
-        });
+        self.tally.count(|own| own.refused(std::str::from_utf8(word).unwrap_or("OTHER")));
     }
 
-    /// Given up: a server that hangs executes what it was sent once it goes on, the greeting included.
+    /// We close the connection: a server that hangs executes what it was sent once it goes on, the greeting included.
     fn is_served_late(&mut self) {
         let questions = self.asked.iter().map(|(question, _)| question.name());
         let late: Vec<&str> = questions.chain(self.greeting.all_due().map(name_of)).collect();

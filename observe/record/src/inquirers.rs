@@ -312,8 +312,8 @@ impl Inquirers {
         let Some(target) = self.state().watched.get(place).map(|w| w.target.clone()) else { return };
         let pause = match discover(&target, &self.options) {
             Ok(found) => {
-                self.found(place, &found);
                 self.discovered(place, &found);
+                self.found(place, &found);
                 DISCOVER
             }
             // What was known of it stays: servers that are away are still its servers.
@@ -502,5 +502,39 @@ fn listed(member: &Member) -> Listed {
         role: member.role,
         master: member.master.clone(),
         node_id: member.node_id.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{channel, sync_channel};
+
+    use unslow_reactor::Reactor;
+
+    use super::*;
+    use crate::eye_tests::{bulk, listener, serve};
+
+    #[test]
+    fn what_a_discovery_asked_is_ours() {
+        let (listener, port) = listener();
+        let nodes = format!("{} 127.0.0.1:{port}@{port} myself,master - 0 0 1 connected 0-16383\n", "a".repeat(40));
+        serve(listener, move |command| match command {
+            "PING" => "+PONG\r\n".into(),
+            "INFO" => bulk("redis_version:7.2.4\r\nredis_mode:cluster\r\nrole:master\r\n"),
+            "CLUSTER" => bulk(&nodes),
+            _ => "+OK\r\n".into(),
+        });
+        let target = Target::parse(&format!("127.0.0.1:{port}")).unwrap();
+        let options = Options::default();
+        let found = discover(&target, &options).unwrap();
+        let ((orders, given), (notes, _told)) = (channel(), sync_channel(100));
+        let waker = Reactor::new().unwrap().io().waker();
+        let inquirers =
+            Inquirers::new(Duration::from_secs(60), options, Salt::new(false), notes, vec![(orders, waker)], false);
+        inquirers.watch(target, Some(&found));
+        let Ok(Order::Ask { tally, .. }) = given.recv() else { panic!("the node is not asked") };
+        assert_eq!(tally.so_far().total, 0, "what was asked before it was watched is in no window");
+        inquirers.discovered(0, &found);
+        assert_eq!(tally.so_far().commands.get("cluster|nodes"), Some(&1), "{:?}", tally.so_far());
     }
 }

@@ -24,6 +24,8 @@ use crate::window::{self, Counters, Trail, seconds_between};
 const FRESH_MS: u64 = 6_000;
 /// Less than this between two INFOs says little, and much of that little is what we sent ourselves.
 const SPAN_MS: u64 = 900;
+/// So many INFOs say enough where the expensive questions are not answered.
+const ENOUGH: usize = 4;
 /// What a minute on the machine was like is old after that time.
 const HOST_MS: u64 = 90_000;
 /// INFOs of one node: more than a minute of any real server's.
@@ -59,6 +61,8 @@ struct Watched {
     standing: Option<(u64, Standing)>,
     /// Of the fields that tell of topology.
     topology: Option<u64>,
+    /// Whether the expensive questions were answered once: before that, it is not known which clients are ours.
+    is_asked: bool,
     /// What we sent from the first INFO to the last.
     own: Own,
     /// `None` where something was seen since: a view asks for facts more often than servers give them.
@@ -178,7 +182,7 @@ impl Live {
             Note::Asked(number, _, _, found) => {
                 if let Some(node) = self.nodes.get_mut(number) {
                     node.asked = found.clone();
-                    node.drawn = None;
+                    (node.is_asked, node.drawn) = (true, None);
                 }
             }
             Note::Sockets(number, _, found) => {
@@ -247,6 +251,7 @@ impl Watched {
             away: None,
             standing: None,
             topology: None,
+            is_asked: false,
             own: Own::default(),
             drawn: None,
         }
@@ -319,7 +324,10 @@ impl Watched {
         let age_ms = |mono_ms: u64| now.mono_ms.saturating_sub(mono_ms);
         let place = |mono_ms: u64| now.wall_ms - age_ms(mono_ms) as i64;
         let start_ms = now.wall_ms - window_ms;
-        let fresh = self.seconds.back().filter(|last| age_ms(last.at.mono_ms) <= FRESH_MS);
+        let fresh = self
+            .seconds
+            .back()
+            .filter(|last| age_ms(last.at.mono_ms) <= FRESH_MS && (self.is_asked || self.seconds.len() > ENOUGH));
         if let (Some(first), Some(last)) = (self.seconds.front(), fresh)
             && last.at.mono_ms.saturating_sub(first.at.mono_ms) >= SPAN_MS
         {

@@ -56,7 +56,7 @@ fn figures_are_of_the_window_and_a_master_goes_by_its_listed_name() {
 }
 
 #[test]
-fn there_are_none_of_a_moment() {
+fn there_are_none_of_a_moment_nor_before_it_is_known_which_clients_are_ours() {
     let mut live = live(5_000);
     second(&mut live, at(0), 0);
     second(&mut live, at(100), 50);

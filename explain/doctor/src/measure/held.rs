@@ -249,12 +249,11 @@ pub fn on_cpu(node: &Node) -> f64 {
 /// [`held`], for commands whose calls are all of one kind, without what the server stood still or waited for a
 /// processor meanwhile: its clock counts that as time inside the command. Where it waited, each call counts for at most
 /// what the median call took; all of them together for no less than what is left of them without the whole wait. Where
-/// that is not known, or it stood still, its CPU time tells.
+/// that is not known, or it stood still, they get what its CPU time leaves for them.
 pub fn held_on_cpu(facts: &Facts, node: &Node, names: &[&str]) -> Held {
     let all = held(node, names);
     let waited = facts.process(node).and_then(|(_, process)| process.run_delay_share);
-    let of_cpu_us = all.inside_us * on_cpu(node);
-    let Some(waited) = waited.filter(|share| *share > INTERRUPTED) else { return all.at_most(of_cpu_us) };
+    let Some(waited) = waited.filter(|share| *share > INTERRUPTED) else { return all.at_most(cpu_left_us(node, &all)) };
     let foreign = node.foreign_commands();
     let most_us = |(name, stat): (&String, &CommandStat)| {
         let usual = residual::median_at_most(node, name).map(|us| us * stat.calls as f64);
@@ -262,7 +261,20 @@ pub fn held_on_cpu(facts: &Facts, node: &Node, names: &[&str]) -> Held {
     };
     let usual_us: f64 = foreign.iter().filter(|(name, _)| is_one_of(names, name)).map(most_us).sum();
     let least_us = all.inside_us - waited * all.window_s * 1e6;
-    all.at_most(usual_us.max(least_us).min(of_cpu_us))
+    all.at_most(usual_us.max(least_us).min(all.inside_us * on_cpu(node)))
+}
+
+/// The CPU time that other commands and plain traffic leave for these, in us, where all commands together took longer
+/// than the main thread was on a processor: whose time the rest was is not known, so it is not put down to them.
+fn cpu_left_us(node: &Node, held: &Held) -> f64 {
+    let window_us = held.window_s * 1e6;
+    match node.cpu() {
+        Some((user, sys)) if on_cpu(node) < 1.0 => {
+            let others_us = inside_share(node) * window_us - held.inside_us;
+            ((user + sys) * window_us - others_us - between::traffic_us(node)).max(0.0)
+        }
+        _ => held.inside_us,
+    }
 }
 
 impl Held {
@@ -278,7 +290,8 @@ impl Held {
 
     /// The same calls with less time inside them, where that is an estimate of what was theirs.
     fn at_most(&self, inside_us: f64) -> Held {
-        Held { estimated: inside_us < 0.99 * self.inside_us, ..self.part(self.calls, inside_us) }
+        let estimated = inside_us < 0.99 * self.inside_us;
+        Held { estimated, ..self.part(self.calls, inside_us.min(self.inside_us)) }
     }
 
     /// Whether an estimate of what the server waited for a processor was taken off.

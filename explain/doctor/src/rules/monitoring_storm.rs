@@ -11,7 +11,8 @@
 //! Not to be taken for: topology refreshes, with which Lettuce sends INFO as well (then the refresh is the finding);
 //! a machine that makes the server wait for a processor, which its clock counts as time inside a command
 //! (`noisy_neighbour`): then each call counts for at most what the median call took; a server that stood still inside a
-//! command (`node_hangs`): all of them together count for no more than the CPU time that it used.
+//! command (`node_hangs`): all of them together count for no more than the CPU time that
+//! other commands leave of what it used.
 //!
 //! What to do: it depends on the command. Use one exporter per node, every 15 to 30 s; no test-on-borrow PING in
 //! connection pools; persistent connections, if COMMAND is sent on each new one.
@@ -64,7 +65,7 @@ pub fn check(facts: &Facts) -> Verdict {
 pub(super) fn sure(finding: Finding, held: &Held) -> Finding {
     match held.is_estimated() {
         true => finding.likely(
-            "the server's own clock for these calls, without what they are estimated to have waited for a processor",
+            "the server's own clock for these calls, without what it is estimated to have waited or stood still",
         ),
         false => finding.proven(held.clocks()),
     }

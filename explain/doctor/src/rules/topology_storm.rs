@@ -9,7 +9,8 @@
 //! second, or over 10 ms a call five times.
 //!
 //! Not to be taken for: a reshard in progress (then MOVED and ASK errors are high too); a server that stood still
-//! inside a command: then they count for no more than the CPU time that it used.
+//! inside a command: then they count for no more than the CPU time that other commands leave of what it
+//! used.
 //!
 //! What to do: let each client ask one node, rarely, with jitter; upgrade servers older than 6.2.
 //! Sources: redis #6165, PR #8182 (6.2), lettuce #240, #2468; commandstats, CLIENT LIST.

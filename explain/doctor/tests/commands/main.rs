@@ -530,10 +530,14 @@ fn questions_that_wait_for_a_processor_are_no_storm() {
 /// SIGSTOP, a hypervisor, a page that is read from disk: its clock goes on, whatever command it is in.
 #[test]
 fn a_server_that_stood_still_inside_a_question_has_no_storm() {
-    for (cpu_s, answered) in [(0.01, Answered::Absent), (6.0, Answered::Present)] {
-        let info = alone(server("9.1.0", cpu_s, "", &stat("info", 2, 6_000_000)));
+    // Alone, beside commands that take most of its CPU time, and on a processor all the time.
+    for (cpu_s, gets_us, answered) in
+        [(0.01, 0, Answered::Absent), (0.5, 450_000, Answered::Absent), (6.5, 450_000, Answered::Present)]
+    {
+        let others = stat("get", 200_000, gets_us);
+        let info = alone(server("9.1.0", cpu_s, "", &(stat("info", 2, 6_000_000) + &others)));
         assert_eq!(answer(&info, "monitoring_storm"), answered, "{cpu_s}");
-        let node = server("9.1.0", cpu_s, "", &stat("cluster|nodes", 2, 6_000_000));
+        let node = server("9.1.0", cpu_s, "", &(stat("cluster|nodes", 2, 6_000_000) + &others));
         assert_eq!(answer(&deployment(DeploymentKind::Cluster, vec![node]), "topology_storm"), answered, "{cpu_s}");
     }
 }
