@@ -159,6 +159,8 @@ struct Node {
     /// Lanes with room, the longest idle first.
     free: VecDeque<u32>,
     waiting: VecDeque<Pending>,
+    /// Numbers of requests that were drawn for it and are not begun: fewer than a caller sends at once.
+    drawn: VecDeque<u64>,
     open: usize,
     is_replica: bool,
     /// Was said to be out of reach.
@@ -232,9 +234,31 @@ struct Demand {
     next_due: Option<u64>,
     seq: u64,
     seq_step: u64,
+    /// Drawn for some node, and not begun.
+    drawn: u64,
+    /// To be drawn again before any others, in their order: another node may have their slots, or has to answer.
+    again: VecDeque<u64>,
     /// Requests this thread may still begin.
     budget: u64,
     outstanding: u64,
+}
+
+impl Demand {
+    /// The number of the next request.
+    fn next_seq(&mut self) -> u64 {
+        self.again.pop_front().unwrap_or_else(|| {
+            let seq = self.seq;
+            self.seq += self.seq_step;
+            seq
+        })
+    }
+
+    /// These were drawn, and are to be drawn again.
+    fn draw_again(&mut self, drawn: &mut VecDeque<u64>) {
+        self.drawn -= drawn.len() as u64;
+        self.again.extend(drawn.drain(..));
+        self.again.make_contiguous().sort_unstable();
+    }
 }
 
 /// When what is due, in nanoseconds of [`now_ns`].
@@ -379,6 +403,8 @@ impl Worker {
                 next_due: None,
                 seq: index as u64,
                 seq_step: threads as u64,
+                drawn: 0,
+                again: VecDeque::new(),
                 budget: shape.requests.map_or(u64::MAX, |n| part(n, threads, index)),
                 outstanding: 0,
             },

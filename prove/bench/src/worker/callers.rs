@@ -5,37 +5,76 @@ use super::*;
 impl Worker {
     /// A caller begins as many requests as it sends at once.
     pub(super) fn go_on(&mut self, caller: u32, now: u64, io: &mut Io) {
-        if let (Choice::Own, Some(only)) = (self.choice, self.net.only) {
-            let node = &self.net.nodes[only];
-            let lane_index = node.lanes[caller as usize % node.lanes.len()];
-            if matches!(self.net.lanes[lane_index as usize].state, State::Open) {
-                self.send_batch(caller, lane_index, now, io);
-                return;
+        let count = u64::from(self.batch).min(self.demand.budget);
+        match (self.choice, self.net.only) {
+            (Choice::Own, Some(only)) => {
+                let (first, step) = (self.demand.seq, self.demand.seq_step);
+                self.demand.seq += count * step;
+                self.send((0..count as u32).map(|i| first + u64::from(i) * step), caller, only, now, io);
             }
-        }
-        for _ in 0..self.batch {
-            if self.demand.budget == 0 {
-                return;
+            (Choice::Own, None) => self.send_to_one(count, caller, now, io),
+            _ => {
+                for _ in 0..count {
+                    self.demand.budget -= 1;
+                    self.demand.in_flight[caller as usize] += 1;
+                    self.begin(now, caller, io);
+                }
             }
-            self.demand.budget -= 1;
-            self.demand.in_flight[caller as usize] += 1;
-            self.begin(now, caller, io);
         }
     }
 
-    /// The same for a caller whose next requests all go out on its own connection: one look at everything, then only
-    /// rendering.
-    pub(super) fn send_batch(&mut self, caller: u32, lane_index: u32, now: u64, io: &mut Io) {
-        let count = u64::from(self.batch).min(self.demand.budget);
-        let lane = &mut self.net.lanes[lane_index as usize];
-        let Some(id) = lane.id else { return };
+    /// Where there are several nodes, a caller sends to one at a time, as many requests at once as to a server that
+    /// stands alone. They are drawn for whichever node has their slot, and go to the first that has enough of them.
+    fn send_to_one(&mut self, mut count: u64, caller: u32, now: u64, io: &mut Io) {
+        while count > 0 {
+            let node = if self.demand.drawn < self.demand.budget {
+                let seq = self.demand.next_seq();
+                let draw = self.shared.workload.draw(seq);
+                let Some(node) = self.node_of(seq, draw) else {
+                    self.demand.budget -= 1;
+                    self.keep_waiting(seq, draw, caller, None, now);
+                    count -= 1;
+                    continue;
+                };
+                self.net.nodes[node].drawn.push_back(seq);
+                self.demand.drawn += 1;
+                node
+            } else {
+                // No more are to be drawn: the last go out in smaller numbers.
+                let drawn = |node: &u16| self.net.nodes[*node].drawn.len();
+                let Some(node) = self.net.nodes.numbers().max_by_key(drawn) else { return };
+                count = count.min(drawn(&node) as u64);
+                node
+            };
+            let mut drawn = std::mem::take(&mut self.net.nodes[node].drawn);
+            let is_enough = drawn.len() as u64 >= count;
+            if is_enough {
+                self.demand.drawn -= count;
+                self.send(drawn.drain(..count as usize), caller, node, now, io);
+                count = 0;
+            }
+            self.net.nodes[node].drawn = drawn;
+        }
+    }
+
+    /// Begins these requests of a caller on its connection to a node: one look at everything, then only rendering.
+    fn send(&mut self, seqs: impl ExactSizeIterator<Item = u64>, caller: u32, node: u16, now: u64, io: &mut Io) {
+        let count = seqs.len() as u64;
+        self.demand.budget -= count;
+        let lanes = &self.net.nodes[node].lanes;
+        let lane = &mut self.net.lanes[lanes[caller as usize % lanes.len()] as usize];
+        let Some(id) = lane.id.filter(|_| matches!(lane.state, State::Open)) else {
+            for seq in seqs {
+                let draw = self.shared.workload.draw(seq);
+                self.keep_waiting(seq, draw, caller, Some(node), now);
+            }
+            return;
+        };
         if lane.flight.is_empty() {
             lane.progress = now;
         }
         let out = io.output(id);
-        for _ in 0..count {
-            let seq = self.demand.seq;
-            self.demand.seq += self.demand.seq_step;
+        for seq in seqs {
             let draw = self.shared.workload.draw(seq);
             let left = self.shared.workload.render(out, seq, draw, now);
             lane.flight.push_back(Pending {
@@ -49,15 +88,22 @@ impl Worker {
             });
         }
         self.demand.in_flight[caller as usize] += count as u32;
-        self.demand.budget -= count;
         self.demand.outstanding += count;
         self.report.interval.counts.begun += count;
     }
 
+    /// Begins a request of a caller that cannot be sent yet.
+    fn keep_waiting(&mut self, seq: u64, draw: Draw, caller: u32, node: Option<u16>, now: u64) {
+        self.demand.in_flight[caller as usize] += 1;
+        self.demand.outstanding += 1;
+        self.report.interval.counts.begun += 1;
+        let pending = Pending { due: now, seq, caller, command: draw.command, left: 1, hops: 0, asking: false };
+        self.queue(pending, node);
+    }
+
     #[inline]
     pub(super) fn begin(&mut self, due: u64, caller: u32, io: &mut Io) {
-        let seq = self.demand.seq;
-        self.demand.seq += self.demand.seq_step;
+        let seq = self.demand.next_seq();
         self.demand.outstanding += 1;
         self.report.interval.counts.begun += 1;
         let draw = self.shared.workload.draw(seq);
@@ -70,26 +116,25 @@ impl Worker {
 
     /// Finds the node by the request's slot.
     pub(super) fn place(&mut self, pending: Pending, draw: Draw, io: &mut Io) {
-        let mut scratch = std::mem::take(&mut self.scratch);
+        match self.node_of(pending.seq, draw) {
+            Some(node) => self.place_on(pending, draw, node, io),
+            None => self.queue(pending, None),
+        }
+    }
+
+    /// The node that answers a request, by its slot. `None` where nobody owns that.
+    fn node_of(&mut self, seq: u64, draw: Draw) -> Option<u16> {
         // What has no key may go anywhere; it stays with one node for as long as that one owns the slot.
-        let slot = self
-            .shared
-            .workload
-            .slot(pending.seq, draw, &mut scratch)
-            .unwrap_or((pending.seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as u16);
-        self.scratch = scratch;
+        let slot = self.shared.workload.slot(seq, draw, &mut self.scratch);
+        let slot = slot.unwrap_or((seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as u16);
         let owner = self.net.nodes.owner(slot);
         if owner == NOBODY {
             self.shared.routes.want();
-            self.queue(pending, None);
-            return;
+            return None;
         }
-        let node = if self.shared.shape.read_from != ReadFrom::Primary && self.shared.workload.reads(pending.command) {
-            self.reader(owner)
-        } else {
-            owner
-        };
-        self.place_on(pending, draw, node, io);
+        let from_replicas =
+            self.shared.shape.read_from != ReadFrom::Primary && self.shared.workload.reads(draw.command);
+        Some(if from_replicas { self.reader(owner) } else { owner })
     }
 
     /// One of the nodes that may answer reads of the owner's slots.

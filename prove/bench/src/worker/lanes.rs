@@ -53,6 +53,7 @@ impl Worker {
         let mut again: Vec<Pending> = self.route.homeless.drain(..).collect();
         for node in self.net.nodes.iter_mut() {
             again.extend(node.waiting.drain(..));
+            self.demand.draw_again(&mut node.drawn);
         }
         again.sort_unstable_by_key(|p| p.due);
         for pending in again {
@@ -269,6 +270,9 @@ impl Worker {
             let node = &mut self.net.nodes[number];
             let cut_off = node.open == 0 && !node.down;
             node.down |= cut_off;
+            if cut_off {
+                self.demand.draw_again(&mut node.drawn); // another replica may answer them
+            }
             if was_open {
                 let at = now_ns().saturating_sub(self.clock.start);
                 self.report.interval.lost.entry((address.clone(), text.to_string())).or_insert((0, at)).0 += 1;

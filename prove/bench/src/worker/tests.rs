@@ -13,8 +13,12 @@ const MILLISECOND: u64 = SECOND / 1000;
 /// A thread that was asked for 1,000 requests/s for a second, with a timeout of a second, in a cluster where nobody
 /// owns a slot: all of them wait.
 fn worker() -> (Worker, Receiver<Said>) {
+    worker_of(|_| ())
+}
+
+fn worker_of(change: impl FnOnce(&mut Shape)) -> (Worker, Receiver<Said>) {
     let topology = Topology::new(DeploymentKind::Cluster, Vec::new());
-    let shape = Shape {
+    let mut shape = Shape {
         threads: 1,
         connections: 1,
         own: false,
@@ -34,6 +38,7 @@ fn worker() -> (Worker, Receiver<Said>) {
         channels: String::new(),
         tls: None,
     };
+    change(&mut shape);
     let shared = Arc::new(Shared {
         workload: Arc::new(Workload::compile(&Spec::default(), None).unwrap()),
         routes: Routes::new(topology),
@@ -226,4 +231,87 @@ fn all_requests_of_a_group_go_to_its_master_and_a_clusters_to_the_owner_of_the_s
     assert_eq!((worker.net.only, worker.net.nodes.owner(9)), (None, promoted));
     let wanted: Vec<bool> = worker.net.nodes.numbers().map(|n| worker.net.nodes[n].wanted).collect();
     assert_eq!(wanted[usize::from(promoted)], !wanted[usize::from(master)], "{wanted:?}");
+}
+
+/// Two masters that nobody answers for: what would be sent waits for a connection.
+fn halves() -> Arc<Topology> {
+    let master =
+        |address: &str, slots| unslow_topology::Node::master(address, unslow_topology::SlotSet::from_ranges([slots]));
+    let nodes = vec![master("127.0.0.1:1", (0, 8191)), master("127.0.0.1:2", (8192, 16383))];
+    Arc::new(Topology::new(DeploymentKind::Cluster, nodes))
+}
+
+#[test]
+fn in_a_cluster_a_caller_sends_its_pipeline_to_one_node_and_every_request_to_its_owner() {
+    const CALLERS: u32 = 12;
+    let (mut worker, _heard) = worker_of(|shape| {
+        (shape.own, shape.window, shape.callers, shape.steps) = (true, Some(16), Some(CALLERS as usize), None);
+        shape.requests = Some(150);
+    });
+    let mut reactor = Reactor::new().unwrap();
+    worker.adopt(&halves(), reactor.io());
+    let mut sent: Vec<Vec<u64>> = vec![Vec::new(); 2];
+    for caller in 0..CALLERS {
+        worker.go_on(caller, START, reactor.io());
+        let mut told = Vec::new();
+        for (node, all) in sent.iter_mut().enumerate() {
+            let waiting = &worker.net.nodes[node as u16].waiting;
+            let new: Vec<u64> = waiting.iter().filter(|p| p.caller == caller).map(|p| p.seq).collect();
+            all.extend(&new);
+            told.push(new.len());
+        }
+        told.sort_unstable();
+        let (count, all) = (told[1], sent.concat().len());
+        assert_eq!((told[0], worker.demand.in_flight[caller as usize] as usize), (0, count), "{told:?}");
+        assert!(count == 16 || all > 150 - 2 * 16, "less than a pipeline only at the end: {count}, {all}");
+        assert_eq!(worker.demand.budget, 150 - all as u64);
+        if caller == 3 {
+            // Half of what was drawn belongs to the other node from now on.
+            let mut moved = (*halves()).clone();
+            let slots: Vec<_> = moved.nodes.iter().map(|node| node.slots.clone()).collect();
+            (moved.nodes[0].slots, moved.nodes[1].slots) = (slots[1].clone(), slots[0].clone());
+            worker.net.nodes.iter_mut().for_each(|node| node.waiting.clear());
+            worker.adopt(&Arc::new(moved), reactor.io());
+            sent.swap(0, 1);
+        }
+    }
+    assert_eq!((worker.demand.budget, worker.demand.drawn, worker.demand.again.len()), (0, 0, 0));
+    assert!(sent.iter().all(|seqs| seqs.is_sorted()), "in the order in which they were drawn: {sent:?}");
+    let mut all = sent.concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..150).collect::<Vec<u64>>(), "each request once");
+    let halves = halves();
+    for (number, seqs) in sent.iter().enumerate() {
+        for &seq in seqs {
+            let draw = worker.shared.workload.draw(seq);
+            let slot = worker.shared.workload.slot(seq, draw, &mut Vec::new()).unwrap();
+            // After the move everything was swapped, what had been sent before included.
+            assert!(halves.nodes[1 - number].slots.contains(slot), "{seq}");
+        }
+    }
+}
+
+#[test]
+fn requests_whose_slot_nobody_owns_wait_and_the_rest_of_the_pipeline_goes_on() {
+    let (mut worker, _heard) = worker_of(|shape| {
+        (shape.own, shape.window, shape.callers, shape.steps) = (true, Some(16), Some(2), None);
+        shape.requests = Some(40);
+    });
+    let mut reactor = Reactor::new().unwrap();
+    let mut half = (*halves()).clone();
+    half.nodes.truncate(1);
+    worker.adopt(&Arc::new(half), reactor.io());
+    worker.go_on(0, START, reactor.io());
+    let (homeless, waiting) = (worker.route.homeless.len(), worker.net.nodes[0].waiting.len());
+    assert!(homeless > 0 && waiting > 0 && homeless + waiting == 16, "{homeless} and {waiting}");
+    assert_eq!((worker.demand.budget, worker.demand.outstanding, worker.demand.in_flight[0]), (24, 16, 16));
+    // The other half has an owner again: what is kept is drawn again, what waits finds its node.
+    worker.adopt(&halves(), reactor.io());
+    assert_eq!((worker.route.homeless.len(), worker.demand.drawn), (0, 0));
+    worker.go_on(1, START, reactor.io());
+    worker.go_on(1, START, reactor.io());
+    worker.go_on(1, START, reactor.io());
+    let mut all: Vec<u64> = (0..2).flat_map(|n| worker.net.nodes[n].waiting.iter().map(|p| p.seq)).collect();
+    all.sort_unstable();
+    assert_eq!((all, worker.demand.budget), ((0..40).collect(), 0));
 }
