@@ -28,6 +28,7 @@ mod lanes;
 mod listeners;
 mod map;
 mod own;
+mod parcel;
 mod pauses;
 mod reply;
 mod request;

@@ -5,8 +5,9 @@ use unslow_reactor::Io;
 use unslow_resp::{Frame, Kind as FrameKind, write_command};
 use unslow_topology::{Health, Role, slot_of};
 
-use crate::gather::{Gather, Whole, elements, joined, values};
+use crate::gather::{Gather, Parts, Whole, elements, joined, values};
 use crate::ids::{LaneId, SetId};
+use crate::parcel::Parcel;
 use crate::reply::bulk;
 use crate::session::*;
 use crate::step::Command;
@@ -20,16 +21,15 @@ const NODE_BITS: u32 = 10;
 impl Worker {
     /// DEL, MGET, MSET and the like in a cluster. False when it has to wait.
     pub fn divide(&mut self, io: &mut Io, whom: Whom, command: &Command, how: Divide) -> bool {
-        let arg = |i: usize| command.arg(i);
         let step = if how == Divide::Pairs { 2 } else { 1 };
-        let slots: Vec<u16> = (1..command.len()).step_by(step).map(|i| slot_of(arg(i))).collect();
-        let first = slots.first().copied().unwrap_or(NO_SLOT);
         if command.len() < 1 + step || !(command.len() - 1).is_multiple_of(step) {
             // The server says what is wrong with it, after it has looked at the keys.
+            let first = if command.len() > 1 { slot_of(command.arg(1)) } else { NO_SLOT };
             return self.send(io, whom, command, first, Kind::Reply);
         }
-        if slots.iter().all(|slot| *slot == first) {
-            return self.send(io, whom, command, first, Kind::Reply);
+        if let Some(slot) = self.parcel.look(command, step) {
+            self.parcel.give_back();
+            return self.send(io, whom, command, slot, Kind::Reply);
         }
         if how == Divide::Pairs && self.config.strict {
             let why = "-CROSSSLOT unslow: MSET over several slots is not one command any more, and strict = true; use \
@@ -37,34 +37,13 @@ impl Worker {
             self.say(io, whom, why.as_bytes());
             return true;
         }
-        // One part a slot, in the order of their first keys.
-        let mut parts: Vec<(u16, Vec<usize>)> = Vec::new();
-        let mut order = Vec::with_capacity(slots.len());
-        let mut part_of = std::collections::HashMap::new();
-        for (i, slot) in (1..).step_by(step).zip(slots) {
-            let part = *part_of.entry(slot).or_insert_with(|| {
-                parts.push((slot, Vec::new()));
-                parts.len() - 1
-            });
-            parts[part].1.push(i);
-            order.push(part as u16);
-        }
+        let order = self.parcel.cut(command, step);
         let whole = match how {
             Divide::Count => Whole::Join(Join::Sum),
             Divide::Pairs => Whole::Join(Join::AllSucceed),
             Divide::Values => Whole::Values(order),
         };
-        let commands = parts
-            .into_iter()
-            .map(|(slot, keys)| {
-                let mut words = vec![arg(0)];
-                words.extend(keys.iter().flat_map(|&i| (i..i + step).map(arg)));
-                let mut command = Vec::new();
-                write_command(&mut command, &words);
-                (slot, NOBODY, command)
-            })
-            .collect();
-        self.gather(io, whom, &command.plan, whole, commands)
+        self.gather(io, whom, &command.plan, whole)
     }
 
     /// To every master, or every node.
@@ -78,8 +57,9 @@ impl Worker {
             };
             nodes.extend(self.map.servers.numbers().filter(well));
         }
-        let commands = nodes.into_iter().map(|node| (NO_SLOT, node, command.bytes.to_vec())).collect();
-        self.gather(io, whom, plan, Whole::Join(plan.join), commands)
+        self.parcel.clear();
+        nodes.into_iter().for_each(|node| self.parcel.add(node, command.bytes));
+        self.gather(io, whom, plan, Whole::Join(plan.join))
     }
 
     /// SCAN over all masters: the cursor's lowest bits are the node.
@@ -119,24 +99,27 @@ impl Worker {
         words.extend((2..command.len()).map(arg));
         let mut bytes = Vec::new();
         write_command(&mut bytes, &words);
-        self.gather(io, whom, &command.plan, Whole::Scan(node, place), vec![(NO_SLOT, node, bytes)])
+        self.parcel.clear();
+        self.parcel.add(node, &bytes);
+        self.gather(io, whom, &command.plan, Whole::Scan(node, place))
     }
 
-    /// `commands`: slot, node where there is no slot, bytes.
-    fn gather(
-        &mut self,
-        io: &mut Io,
-        whom: Whom,
-        plan: &Plan,
-        whole: Whole,
-        commands: Vec<(u16, u16, Vec<u8>)>,
-    ) -> bool {
+    /// Sends what is in the parcel. False when it has to wait: then the client's command comes again.
+    fn gather(&mut self, io: &mut Io, whom: Whom, plan: &Plan, whole: Whole) -> bool {
+        let parcel = std::mem::take(&mut self.parcel);
+        let done = self.gather_of(io, whom, plan, whole, &parcel);
+        self.parcel = parcel;
+        self.parcel.give_back();
+        done
+    }
+
+    fn gather_of(&mut self, io: &mut Io, whom: Whom, plan: &Plan, whole: Whole, parcel: &Parcel) -> bool {
         let Some(set) = self.client(whom).and_then(|c| c.set) else { return true };
-        let mut lanes = Vec::with_capacity(commands.len());
-        for (slot, node, _) in &commands {
-            let node = if *slot == NO_SLOT { *node } else { self.node_for(*slot, plan.read, whom) };
+        let mut lanes = Vec::with_capacity(parcel.commands().len());
+        for (slot, node, _) in parcel.commands() {
+            let node = if slot == NO_SLOT { node } else { self.node_for(slot, plan.read, whom) };
             if node == NOBODY {
-                let answer = self.nobody(*slot);
+                let answer = self.nobody(slot);
                 self.say(io, whom, answer.as_bytes());
                 return true;
             }
@@ -164,13 +147,11 @@ impl Worker {
         self.stats.commands += 1;
         self.gather_number = self.gather_number.wrapping_add(1);
         let number = self.gather_number;
-        let count = commands.len();
-        let (parts, counted) = (vec![Vec::new(); count], vec![0; count]);
-        self.gathers.insert(whom, number, Gather { seq, whole, parts, counted, left: count });
-        for (part, ((slot, node, bytes), lane)) in commands.into_iter().zip(lanes).enumerate() {
-            let first = Flight::new(whom, number, plan, &bytes, self.now, slot, Kind::Gather);
+        self.gathers.insert(whom, number, Gather { seq, whole, parts: Parts::new(lanes.len()) });
+        for (part, ((slot, node, bytes), lane)) in parcel.commands().zip(lanes).enumerate() {
+            let first = Flight::new(whom, number, plan, bytes, self.now, slot, Kind::Gather);
             let flight = Flight { node, part: part as u16, ..first };
-            self.push(io, lane, flight, &bytes);
+            self.push(io, lane, flight, bytes);
         }
         true
     }
@@ -187,8 +168,7 @@ impl Worker {
     /// than may wait for it is closed. False where nobody waits for them any more.
     pub fn count_part(&mut self, io: &mut Io, whom: Whom, number: u32, part: u16, bytes: usize) -> bool {
         let Some(gather) = self.gathers.get_mut(whom, number) else { return false };
-        let Some(counted) = gather.counted.get_mut(usize::from(part)) else { return false };
-        let before = std::mem::replace(counted, bytes);
+        let Some(before) = gather.parts.count(part, bytes) else { return false };
         let Some(client) = self.client(whom) else { return false };
         client.parked = client.parked + bytes - before;
         let held = client.parked;
@@ -206,22 +186,19 @@ impl Worker {
             return;
         }
         let Some(gather) = self.gathers.get_mut(whom, number) else { return };
-        let Some(place) = gather.parts.get_mut(usize::from(part)).filter(|p| p.is_empty()) else { return };
-        place.extend_from_slice(bytes);
-        gather.left -= 1;
-        if gather.left > 0 {
+        if !gather.parts.put(part, bytes) || !gather.parts.are_all_there() {
             return;
         }
         let Some(gather) = self.gathers.remove(whom, number) else { return };
         if let Some(client) = self.client(whom) {
-            let counted = gather.counted.iter().sum::<usize>();
+            let counted = gather.parts.counted();
             client.parked -= counted;
             self.parked -= counted;
         }
         let answer = match &gather.whole {
             Whole::Join(join) => joined(*join, &gather.parts),
             Whole::Values(order) => values(order, &gather.parts),
-            Whole::Scan(node, place) => self.scanned(*node, *place, &gather.parts[0]),
+            Whole::Scan(node, place) => self.scanned(*node, *place, gather.parts.get(0)),
         };
         self.answer(io, whom, gather.seq, &answer, true);
     }
@@ -283,6 +260,13 @@ mod tests {
         rig.answers(0, ":1\r\n");
         rig.answers(1, ":1\r\n");
         assert_eq!(rig.told(client), ":2\r\n");
+        // A pair stays together, and of two values for a key the later one is the later one.
+        rig.says(client, &format!("MSET {c} 0 {a} 1 {b} 2 {a} 3\r\n"));
+        assert_eq!(rig.asked(0), [format!("MSET {c} 0"), format!("MSET {a} 1 {a} 3")]);
+        assert_eq!(rig.asked(1), [format!("MSET {b} 2")]);
+        (0..2).for_each(|_| rig.answers(0, "+OK\r\n"));
+        rig.answers(1, "+OK\r\n");
+        assert_eq!(rig.told(client), "+OK\r\n");
         // All keys in one slot: the command stays whole.
         rig.says(client, &format!("MSET {a} 1 {a} 2\r\n"));
         assert_eq!(rig.asked(0), [format!("MSET {a} 1 {a} 2")]);

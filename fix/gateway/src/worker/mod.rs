@@ -28,6 +28,7 @@ use crate::gather::Gathers;
 use crate::ids::{IdentityId, LaneId, Places, SetId};
 use crate::map::Map;
 use crate::own::Most;
+use crate::parcel::Parcel;
 use crate::pauses::{Halt, Pauses};
 use crate::request::{Allowed, Range};
 use crate::session::*;
@@ -95,6 +96,8 @@ pub struct Worker {
     pub spares: HashMap<PoolKey, Spare>,
     pub gathers: Gathers,
     pub gather_number: u32,
+    /// What a command for several nodes is cut into.
+    pub parcel: Parcel,
     pub again: BTreeMap<(u64, u64), Again>,
     pub again_number: u64,
     /// Number of the last question whether a server or a script refused a command.
@@ -175,6 +178,7 @@ impl Worker {
             spares: HashMap::new(),
             gathers: Gathers::default(),
             gather_number: 0,
+            parcel: Parcel::default(),
             again: BTreeMap::new(),
             again_number: 0,
             doubts: 0,
