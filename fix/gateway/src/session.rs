@@ -474,6 +474,8 @@ pub struct Lane {
     pub backoff: Backoff,
     /// Nobody could be reached here since.
     pub down_since: Option<u64>,
+    /// Its node lost its place and owes answers since, and may only be late.
+    pub replaced_at: Option<u64>,
     pub idle_since: u64,
     /// Its place among the node's own connections, for one that a client has alone, or that waits in the pool for one.
     pub permit: Option<Permit>,

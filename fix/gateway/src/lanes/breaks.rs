@@ -20,6 +20,9 @@ pub(crate) enum Failure {
     About { node: u16, what: String },
 }
 
+/// A node that was replaced and is suspected may be late by so much before what was written to it is given up.
+pub(super) const LATE: u64 = 1_000 * MS;
+
 /// How a new map changes the node of a lane.
 struct Change {
     node: u16,
@@ -189,8 +192,15 @@ impl Worker {
             let change = self.change_of(lane, old);
             self.lanes[lane].held = change.held;
             if change.replaced && self.lanes[lane].state == State::Ready {
-                self.give_up_replaced(io, lane);
-                continue;
+                let is_late = self.cluster && self.map.servers[change.node].health == Health::Suspected;
+                if !is_late {
+                    self.give_up_replaced(io, lane);
+                    continue;
+                }
+                // A planned failover of a server that waits for a processor: what was written is answered or redirected
+                // as ever, only later.
+                self.lanes[lane].replaced_at = Some(self.now);
+                self.lanes_waiting += 1;
             }
             let l = &self.lanes[lane];
             let raw = l.raw;
@@ -240,6 +250,20 @@ impl Worker {
             now_ill: ill && before.is_some_and(|s| s.health == Health::Up),
             demoted: !self.cluster && !server.owns && before.is_some_and(|s| s.owns),
             held: ill && (server.health == Health::Suspected || server.owns),
+        }
+    }
+
+    /// Gives up a lane to a node that was replaced, unless it answers again or may still.
+    pub(super) fn look_at_replaced(&mut self, io: &mut Io, lane: LaneId) {
+        let Some(since) = self.lanes[lane].replaced_at else { return };
+        let server = &self.map.servers[self.lanes[lane].node];
+        let (is_up, owns, is_gone) = (server.health == Health::Up, server.owns, server.health == Health::Failed);
+        let is_ready = self.lanes[lane].state == State::Ready;
+        if is_up || owns || !is_ready {
+            self.lanes[lane].replaced_at = None;
+        } else if is_gone || self.now > since + LATE {
+            self.lanes[lane].replaced_at = None;
+            self.give_up_replaced(io, lane);
         }
     }
 

@@ -25,6 +25,13 @@ impl Worker {
             if l.free {
                 continue;
             }
+            if l.replaced_at.is_some() {
+                self.look_at_replaced(io, lane);
+            }
+            let l = &self.lanes[lane];
+            if l.free {
+                continue;
+            }
             if l.state == State::Greeting && self.now > l.dialled_at + 2 * self.config.connect_ms * MS {
                 // It takes connections and says nothing.
                 if let Some(id) = self.lanes[lane].connection.take() {
@@ -35,6 +42,7 @@ impl Worker {
                 self.rehome(io, lane);
             }
             let l = &self.lanes[lane];
+            waiting += usize::from(l.replaced_at.is_some());
             let unwritten = l.flights.len() > l.sent;
             let subscribing = l.raw && l.journal.len() > 0 && l.state != State::Ready;
             if unwritten || subscribing {

@@ -40,6 +40,7 @@ impl Worker {
             server_number: None,
             backoff: Backoff::new(10 * MS, 1000 * MS),
             down_since: None,
+            replaced_at: None,
             idle_since: self.now,
             permit: None,
             waits_since: None,

@@ -5,6 +5,7 @@ use unslow_topology::Health;
 use crate::clock::MS;
 use crate::config::Config;
 use crate::config::Read;
+use crate::lanes::breaks::LATE;
 use crate::map::tests::node;
 use crate::session::{Leaving, State};
 use crate::worker::tests::{A, B, C, Rig};
@@ -583,4 +584,31 @@ fn a_reply_that_is_used_whole_holds_no_more_than_its_client_may() {
     let begun = format!("*1\r\n$900000\r\n{}", "x".repeat(200_000));
     rig.answers_in_pieces(0, &begun, 20_000);
     assert_eq!(rig.worker.everyone().count(), 0, "it is closed before the end of the reply");
+}
+
+/// A server that waits for a processor during a planned failover owes answers for a while, and then gives them.
+#[test]
+fn a_replaced_node_of_a_cluster_that_is_only_late_keeps_what_was_sent_to_it_for_a_second() {
+    for (comes, told) in [(true, "+OK\r\n"), (false, "was replaced; it may or may not have run")] {
+        let mut rig = Rig::new(Config::default(), vec![node(A, None, ALL), node(B, Some(A), &[])]);
+        let (first, second) = (rig.client(None), rig.client(None));
+        rig.says(first, "SET a v\r\n");
+        assert_eq!(rig.asked(0).len(), 1);
+        rig.remap(held());
+        rig.says(second, "INCR n\r\n");
+        let late = unslow_topology::Node { health: Health::Suspected, ..node(A, Some(B), &[]) };
+        rig.remap(vec![late, node(B, None, ALL)]);
+        rig.send_again();
+        assert_eq!((rig.asked(1), rig.told(first)), (vec!["INCR n".to_string()], String::new()));
+        if comes {
+            rig.answers(0, "+OK\r\n");
+            rig.remap(replaced());
+        }
+        let now = rig.worker.now;
+        rig.worker.lanes.iter_mut().filter_map(|l| l.replaced_at.as_mut()).for_each(|at| *at = now - LATE - MS);
+        rig.makes_room();
+        let heard = rig.told(first);
+        assert!(heard.contains(told), "{heard:?}");
+        assert!(rig.worker.lanes.iter().all(|l| l.replaced_at.is_none()));
+    }
 }
