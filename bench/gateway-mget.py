@@ -13,10 +13,10 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "bypass"))
+from masters import three_masters  # noqa: E402
 from process import cpu_ns  # noqa: E402
 
 REQUESTS, LISTEN = 50_000, "127.0.0.1:7611"
@@ -64,19 +64,12 @@ def main():
     generator = binaries[-1][1]
     binaries.append(("again", binaries[0][1]))
     seen = {name: [] for name, _ in binaries}
-    with tempfile.TemporaryDirectory() as labs:
-        os.environ["UNSLOW_LABS"] = labs
-        up = ["lab", "up", "--flat", "--quiet", "--name", "mget", "--kind", "cluster", "--masters", "3", "--replicas", "0"]
-        subprocess.run([generator, *up, "--zones", "1"], check=True, capture_output=True)
-        try:
-            text = subprocess.run([generator, "lab", "ls", "--format", "json"], check=True, capture_output=True, text=True).stdout
-            url = "redis://" + json.loads(text)["labs"][0]["servers"][0]["address"]
-            for number in range(int(os.environ.get("ROUNDS", "7"))):
-                turn = number % len(binaries)
-                for name, binary in binaries[turn:] + binaries[:turn]:
-                    seen[name].append(measure(binary, url, generator))
-        finally:
-            subprocess.run([generator, "lab", "down", "--all"], capture_output=True)
+    with three_masters(generator) as servers:
+        url = f"redis://{servers[0]['address']}"
+        for number in range(int(os.environ.get("ROUNDS", "7"))):
+            turn = number % len(binaries)
+            for name, binary in binaries[turn:] + binaries[:turn]:
+                seen[name].append(measure(binary, url, generator))
     print("| gateway | us a command |\n|---|---|")
     for name, all_us in seen.items():
         print(f"| {name} | {statistics.median(all_us):.2f} ({min(all_us):.2f} to {max(all_us):.2f}) |")

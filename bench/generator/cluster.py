@@ -14,9 +14,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "bypass"))
+BENCH = os.path.join(os.path.dirname(__file__), "..")
+sys.path[:0] = [BENCH, os.path.join(BENCH, "bypass")]
+from masters import three_masters  # noqa: E402
 from process import cpu_ns  # noqa: E402
 
 CONNECTIONS, SECONDS = "51", 3
@@ -55,20 +56,11 @@ def main():
     if not binaries:
         sys.exit(__doc__)
     rounds, depths = int(os.environ.get("ROUNDS", "5")), [int(d) for d in os.environ.get("DEPTHS", "1 16 64").split()]
-    lab = binaries[-1][1]
-    with tempfile.TemporaryDirectory() as labs:
-        os.environ["UNSLOW_LABS"] = labs
-        up = ["lab", "up", "--flat", "--quiet", "--name", "slots", "--kind", "cluster", "--masters", "3", "--replicas", "0"]
-        subprocess.run([lab, *up, "--zones", "1"], check=True, capture_output=True)
-        try:
-            text = subprocess.run([lab, "lab", "ls", "--format", "json"], check=True, capture_output=True, text=True).stdout
-            servers = [server for lab in json.loads(text)["labs"] for server in lab["servers"]]
-            pids = [server["pid"] for server in servers]
-            for pid in pids:
-                subprocess.run(["taskset", "-acp", "0", str(pid)], check=True, capture_output=True)
-            measure(binaries, f"redis://{servers[0]['address']}", pids, rounds, depths)
-        finally:
-            subprocess.run([lab, "lab", "down", "--all"], capture_output=True)
+    with three_masters(binaries[-1][1]) as servers:
+        pids = [server["pid"] for server in servers]
+        for pid in pids:
+            subprocess.run(["taskset", "-acp", "0", str(pid)], check=True, capture_output=True)
+        measure(binaries, f"redis://{servers[0]['address']}", pids, rounds, depths)
 
 
 def measure(binaries, url, pids, rounds, depths):

@@ -48,7 +48,7 @@ impl Parts {
         Parts { bytes: Vec::new(), each: vec![Part::default(); count], left: count }
     }
 
-    /// Keeps a part. False where it is there already, or belongs to no question.
+    /// Keeps a part. False if it has come already, or there is no such part.
     pub fn put(&mut self, part: u16, bytes: &[u8]) -> bool {
         let is_due = |part: &&mut Part| part.at.is_empty() && part.long.is_empty();
         let Some(place) = self.each.get_mut(usize::from(part)).filter(is_due) else { return false };
@@ -63,7 +63,7 @@ impl Parts {
         true
     }
 
-    /// So many bytes of a part count. Returns how many did before.
+    /// Sets how many bytes of a part are counted, and returns the number before.
     pub fn count(&mut self, part: u16, bytes: usize) -> Option<usize> {
         self.each.get_mut(usize::from(part)).map(|part| std::mem::replace(&mut part.counted, bytes))
     }

@@ -11,7 +11,7 @@ use crate::tally::Tally;
 pub struct Ask {
     connection: ReadOnly,
     pub own: Own,
-    /// The same, and what others of this process sent it, where somebody wants to know.
+    /// Where the questions of this connection are counted together with those of others, if they are.
     tally: Option<Tally>,
     /// Commands the server executed for us since the connection was opened, by its own way of counting.
     pub executed: u64,
@@ -39,8 +39,8 @@ impl Ask {
         })
     }
 
-    /// A connection of a window that has begun, all of which is counted with what others send: the greeting too, and
-    /// one that the server did not answer in time, which it reads when it can.
+    /// A connection whose commands all count in `tally`, from the greeting on. A greeting that times out counts as
+    /// well: the server executes it when it can.
     pub fn open_counted(target: &Target, options: &Options, tally: &Tally) -> Result<Ask, Error> {
         let mut ask = Ask::open(target, options).inspect_err(|e| {
             if e.kind == ErrorKind::Timeout {
@@ -139,7 +139,7 @@ impl Ask {
         replies
     }
 
-    /// Counts what is sent now, before it is: whoever reads the server's counters meanwhile may find it there already.
+    /// Counts commands before they are sent: another connection's INFO may show them before their replies are read.
     fn asking<A: AsRef<[u8]>, C: AsRef<[A]>>(&mut self, commands: &[C]) {
         if !self.counting {
             self.own.total += commands.len() as u64;
@@ -152,7 +152,7 @@ impl Ask {
         });
     }
 
-    /// Corrects that where it was refused.
+    /// Corrects the count if the command was refused.
     fn answered<A: AsRef<[u8]>>(&mut self, args: &[A], error: Option<&Error>) {
         let executed = error.is_none_or(was_executed);
         self.executed += u64::from(executed);

@@ -1,13 +1,13 @@
-//! What everyone in this process who asks a server has sent it up to now.
+//! How many commands this process has sent to a server so far, over all of its connections.
 //!
-//! A server is asked over several connections, by several threads. Whoever reads its counters takes off what is ours,
-//! so what one of them sent must be known to the others at once, not when its round of questions is over.
+//! Several threads query a server, each on its own connection. Its counters include all of these commands, so whoever
+//! subtracts ours needs an up-to-date count, not one from the end of the last round of questions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unslow_facts::Own;
 
-/// One server's; clones count together.
+/// The count for one server. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Tally(Arc<Mutex<Own>>);
 
@@ -16,12 +16,12 @@ impl Tally {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts what was sent, in one step.
+    /// Updates the count under its lock.
     pub fn count(&self, count: impl FnOnce(&mut Own)) {
         count(&mut self.own());
     }
 
-    /// All of it up to now.
+    /// The count so far.
     pub fn so_far(&self) -> Own {
         self.own().clone()
     }

@@ -88,7 +88,7 @@ pub enum Order {
         node: NodeNumber,
         target: Box<Target>,
         peer: Peer,
-        /// What others send it is counted there too.
+        /// Shared with everyone else who queries this node.
         tally: Tally,
     },
     /// Looks at it closely for a while, unless it did a moment ago.
@@ -481,7 +481,7 @@ impl Link {
         self.tally.count(|own| own.refused(std::str::from_utf8(word).unwrap_or("OTHER")));
     }
 
-    /// We close the connection: a server that hangs executes what it was sent once it goes on, the greeting included.
+    /// Counts commands without a reply on a connection that we close: a hung server executes them when it resumes.
     fn is_served_late(&mut self) {
         let questions = self.asked.iter().map(|(question, _)| question.name());
         let late: Vec<&str> = questions.chain(self.greeting.all_due().map(name_of)).collect();

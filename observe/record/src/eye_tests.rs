@@ -195,7 +195,7 @@ fn what_a_server_was_sent_while_it_hung_is_ours() {
             "INFO" => infos,
             _ => names,
         };
-        // It goes on after the connection was given up, and then executes what came on it.
+        // It resumes after we have given up the connection, and executes the commands that it received on it.
         if command == "PING" && hangs.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             std::thread::sleep(Duration::from_secs(6));
         }

@@ -527,7 +527,7 @@ fn questions_that_wait_for_a_processor_are_no_storm() {
     assert_eq!(answer(&asked(Some(0.15), "info", 4000, 130, alone), "monitoring_storm"), Answered::Present);
 }
 
-/// SIGSTOP, a hypervisor, a page that is read from disk: its clock goes on, whatever command it is in.
+/// SIGSTOP, a hypervisor or a page read from disk stops the server in the middle of a command, but not its clock.
 #[test]
 fn a_server_that_stood_still_inside_a_question_has_no_storm() {
     // Alone, beside commands that take most of its CPU time, and on a processor all the time.
