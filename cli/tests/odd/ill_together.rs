@@ -226,11 +226,31 @@ fn upgrade_with_another_limit(stage: &mut Stage) -> Made {
     Ok(())
 }
 
-/// A master of the next older version, and a replica of this one, in step.
+/// Whether a replica of one engine of the catalogue can read what a master of an older one sends: Valkey left Redis
+/// after 7.2.
+fn follows(replica: &str, master: &str) -> bool {
+    let redis = |name: &str| Some(name.strip_prefix("redis-")?.parse::<f64>().expect("a version"));
+    match (redis(replica), redis(master)) {
+        (None, Some(version)) => version <= 7.2,
+        (Some(_), None) => false,
+        _ => true,
+    }
+}
+
+#[test]
+fn a_replica_follows_older_servers_of_its_own_line() {
+    assert!(
+        follows("valkey-9.1", "redis-7.0") && follows("redis-8.10", "redis-7.0") && follows("valkey-9.1", "valkey-8.0")
+    );
+    assert!(!follows("valkey-9.1", "redis-8.10") && !follows("redis-8.10", "valkey-9.1"));
+}
+
+/// A master of the next older version that it can follow, and a replica of this one, in step.
 pub fn two_versions(stage: &mut Stage, masters: &str, replicas: &str) -> Result<[Arc<Server>; 2], &'static str> {
-    let newest_first: Vec<&str> = unslow_engine::CATALOG.iter().map(|e| e.name).collect();
-    let older = newest_first.iter().position(|n| *n == stage.engine.name).and_then(|at| newest_first.get(at + 1));
-    let older = unslow_testkit::engine(older.ok_or("there is no older version in the catalogue")?);
+    let newest_first = unslow_engine::CATALOG.iter().map(|e| e.name);
+    let mut older = newest_first.skip_while(|name| *name != stage.engine.name).skip(1);
+    let older = older.find(|master| follows(&stage.engine.name, master));
+    let older = unslow_testkit::engine(older.ok_or("there is no older version in the catalogue that it can follow")?);
     let of = |limit: &str, more: &[(&str, &str)]| {
         let own = [("maxmemory", limit), ("repl-backlog-size", "64mb")];
         ServerSpec { settings: settings(&[&own[..], more].concat()), ..ServerSpec::default() }
