@@ -2,7 +2,7 @@
 export UNSLOW_CACHE ?= $(CURDIR)/.cache
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test test-long check bench dist dist-check fuzz bpf tools compilers
+.PHONY: demo test test-long check build lint bench dist dist-check fuzz bpf tools compilers
 
 compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wants OpenSSL
 	@missing=""; \
@@ -14,11 +14,15 @@ demo: compilers ## the tour, on an embedded six-node cluster; without Kafka and 
 	cargo build --release --package unslow --no-default-features
 	./target/release/unslow demo $(DEMO)
 
-check: compilers ## formatting, lints, tidy: no servers needed
+check: build lint ## formatting, lints, tidy: no servers needed
+
+build: compilers ## everything, formatted
 	cargo fmt --all --check
 	cargo fmt --manifest-path fix/bypass/preload/Cargo.toml --check
-	cargo clippy --release --manifest-path fix/bypass/preload/Cargo.toml --target-dir target/preload -- -D warnings
 	cargo build --release --workspace --all-targets # all at once: one package alone has other features, and is compiled again
+
+lint: ## after a build
+	cargo clippy --release --manifest-path fix/bypass/preload/Cargo.toml --target-dir target/preload -- -D warnings
 	./target/release/xtask lint # Clippy has compiled the tests: .cargo/compile
 	./target/release/xtask tidy
 	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
@@ -32,16 +36,19 @@ tools: ## what the tests need beside Rust: Chromium for the page, tmux for the s
 # Not optimized: they take four seconds instead of half a second, and build in half the time.
 LOOM := RUSTFLAGS="--cfg loom" cargo test --package unslow-bypass --test loom --target-dir target/loom
 
+# Side by side is what waits for the network or compiles on one processor, beside what does not.
 test: compilers ## everything CI runs; tests.toml says what runs beside what
 	@$(MAKE) --no-print-directory tools & tools=$$!; failed=0; \
 	trap 'wait $$tools; exit 130' INT TERM; \
-	$(MAKE) --no-print-directory check || failed=1; \
+	$(MAKE) --no-print-directory build || failed=1; \
 	wait $$tools || { echo "make tools failed, see above" >&2; exit 1; }; \
-	exit $$failed # side by side: one waits for the network, the other for the processors
-	@./target/release/unslow engine install kafka-4.1 & kafka=$$!; failed=0; \
-	trap 'kill $$kafka; exit 130' INT TERM; \
-	./target/release/unslow engine install || failed=1; \
+	exit $$failed
+	@./target/release/unslow engine install kafka-4.1 & kafka=$$!; ./target/release/unslow engine install & engines=$$!; failed=0; \
+	trap 'kill $$kafka $$engines; exit 130' INT TERM; \
+	$(MAKE) --no-print-directory lint || failed=1; \
+	$(LOOM) --no-run || failed=1; \
 	wait $$kafka || failed=1; \
+	wait $$engines || failed=1; \
 	exit $$failed
 	@failed=0; \
 	./target/release/xtask test || failed=1; \

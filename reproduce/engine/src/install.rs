@@ -87,8 +87,8 @@ fn fetch(entry: &Entry, work: &Path, engines: &Path, say: &mut dyn FnMut(&str)) 
             run(Command::new("make").arg("-C").arg(&source).args([
                 &format!("-j{jobs}"),
                 "MALLOC=libc",
-                "OPTIMIZATION=-O2", // -O3 with LTO, the newer default, takes three times as long
-                "CFLAGS=-fcommon -w",
+                "OPTIMIZATION=-O2",       // -O3 with LTO, the newer default, takes three times as long
+                "CFLAGS=-fcommon -w -g0", // names stay, for perf
                 "redis-server",
                 "redis-cli",
             ]))?;
