@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -254,6 +255,26 @@ impl Lab {
             Some(seat) => seat.place(command, &here).map_err(|e| Error::new(format!("{}: {e}", host.name))),
             None => Ok(()),
         }
+    }
+
+    /// Lays a plain veth pair between two hosts, beside the wire: no process of ours carries what takes it. Returns
+    /// their addresses on it. A host can have one.
+    pub fn veth(&self, from: &Host, to: &Host) -> Result<[Ipv4Addr; 2], Error> {
+        const DEVICE: &str = "veth0";
+        const ENDS: [Ipv4Addr; 2] = [Ipv4Addr::new(169, 254, 77, 1), Ipv4Addr::new(169, 254, 77, 2)];
+        self.wire()?;
+        let failed = |host: &Host, e: io::Error| Error::new(format!("a veth device of {}: {e}", host.name));
+        let inside = |host: &Host, body: &(dyn Fn() -> io::Result<()> + Sync)| {
+            let seat = host.seat.as_ref().ok_or_else(|| Error::new(format!("{} has no network", host.name)))?;
+            seat.run(body).and_then(|done| done).map_err(|e| failed(host, e))
+        };
+        let door = to.seat.as_ref().map(|seat| fs::File::open(seat.doors().0)).transpose();
+        let door = door.map_err(|e| failed(to, e))?;
+        let other = door.as_ref().ok_or_else(|| Error::new(format!("{} has no network", to.name)))?.as_raw_fd();
+        inside(from, &|| wire::link::pair(DEVICE, other))?;
+        inside(from, &|| wire::link::address(DEVICE, ENDS[0], 30))?;
+        inside(to, &|| wire::link::address(DEVICE, ENDS[1], 30))?;
+        Ok(ENDS)
     }
 
     /// What packets between two hosts meet.

@@ -164,6 +164,32 @@ fn the_first_packet_of_a_new_lab_arrives_while_others_are_being_made() {
 }
 
 #[test]
+fn a_veth_between_two_hosts_is_not_the_wire() {
+    let Some((lab, ..)) = wired(BARE) else { return };
+    let [from, to] = lab.veth(&lab.hosts[0], &lab.hosts[1]).expect("laid");
+    let bind = |host: usize, address| {
+        let seat = lab.hosts[host].seat.as_ref().expect("a lab with a wire has namespaces");
+        seat.run(move || UdpSocket::bind((address, 7001))).expect("entered").expect("bound")
+    };
+    let (a, b) = (bind(0, from), bind(1, to));
+    let carried = || lab.wire_stats().expect("a wire").packets_carried;
+    let before = carried();
+    // The first one may go while the other end's kernel still asks who has the address.
+    until("a packet to take the veth, and its answer", || {
+        a.send_to(b"there", b.local_addr().expect("bound")).expect("sent");
+        let mut buffer = [0; 64];
+        b.set_read_timeout(Some(Duration::from_millis(100))).expect("set");
+        a.set_read_timeout(Some(Duration::from_millis(100))).expect("set");
+        let Ok((_, sender)) = b.recv_from(&mut buffer) else { return false };
+        b.send_to(b"and back", sender).expect("sent");
+        a.recv(&mut buffer).is_ok_and(|length| &buffer[..length] == b"and back")
+    });
+    assert_eq!(carried(), before, "none of it was carried by the wire");
+    let again = lab.veth(&lab.hosts[0], &lab.hosts[1]).expect_err("there is one at most").to_string();
+    assert!(again.contains(&lab.hosts[0].name), "{again}");
+}
+
+#[test]
 fn a_packet_takes_at_least_half_of_the_round_trip() {
     let Some((lab, a, b)) = wired(BARE) else { return };
     let came = send_whole(&lab, &a, &b, 50);

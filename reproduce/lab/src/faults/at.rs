@@ -101,6 +101,7 @@ impl<'a> At<'a> {
         Active {
             stop: Arc::default(),
             fixed: Arc::default(),
+            answers: Arc::default(),
             threads: Vec::new(),
             local: Vec::new(),
             undo: Vec::new(),

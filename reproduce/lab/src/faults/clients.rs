@@ -90,6 +90,7 @@ pub(super) fn one_in_flight(target: &Target, connections: usize, command: &[u8],
                 }
             }
         }
+        flags.answered(streams.len());
         Ok(())
     };
     while !flags.stopped() && streams.len() == connections && round().is_ok() {}

@@ -24,7 +24,7 @@ mod shards;
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -99,6 +99,7 @@ type Undo = Box<dyn FnMut() -> Result<(), Error> + Send>;
 pub struct Active {
     stop: Arc<AtomicBool>,
     fixed: Arc<AtomicBool>,
+    answers: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
     /// Of this machine: signals, wires, cgroups, connections. Quick, and cannot fail.
     local: Vec<Box<dyn FnOnce() + Send>>,
@@ -136,7 +137,8 @@ impl Active {
     /// A thread that works until the fault ends, in the client's place. It gets a flag that turns true at the end, and
     /// one that turns true when the fix is applied.
     fn work(mut self, mut body: impl FnMut(&Flags) + Send + 'static) -> Active {
-        let flags = Flags { stop: self.stop.clone(), fixed: self.fixed.clone() };
+        let (stop, fixed, answers) = (self.stop.clone(), self.fixed.clone(), self.answers.clone());
+        let flags = Flags { stop, fixed, answers };
         let seat = self.seat.clone();
         self.threads.push(std::thread::spawn(move || {
             if seat.is_some_and(|s| s.enter().is_err()) {
@@ -158,6 +160,11 @@ impl Active {
     fn undo_with(mut self, undo: impl FnMut() -> Result<(), Error> + Send + 'static) -> Active {
         self.undo.push(Box::new(undo));
         self
+    }
+
+    /// Answers that its own clients have had, where it is one of what clients do.
+    pub fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
     }
 
     /// Applies the remedy: the clients change their ways.
@@ -220,6 +227,7 @@ impl Drop for Active {
 struct Flags {
     stop: Arc<AtomicBool>,
     fixed: Arc<AtomicBool>,
+    answers: Arc<AtomicU64>,
 }
 
 impl Flags {
@@ -229,6 +237,11 @@ impl Flags {
 
     fn fixed(&self) -> bool {
         self.fixed.load(Ordering::Relaxed)
+    }
+
+    /// So many commands were answered.
+    fn answered(&self, n: usize) {
+        self.answers.fetch_add(n as u64, Ordering::Relaxed);
     }
 
     /// Sleeps in short steps, so that the end is never waited for.
@@ -398,7 +411,7 @@ fn with(
         *slot = connect(target).ok();
     }
     match slot.as_mut().map(body) {
-        Some(Ok(())) => {}
+        Some(Ok(())) => flags.answered(1),
         Some(Err(e)) if !e.is_fatal() => {}
         _ => {
             *slot = None;

@@ -51,13 +51,30 @@ pub fn attach(name: &str, near: u32, address: Ipv4Addr, wire: RawFd, interface: 
         }
     })?;
     no_offload(name)?;
-    let mut message = AddressMessage::default();
-    message.header.family = AddressFamily::Inet;
-    message.header.prefix_len = super::PREFIX;
-    message.header.index = index(name)?;
-    message.attributes =
-        vec![AddressAttribute::Local(IpAddr::V4(address)), AddressAttribute::Address(IpAddr::V4(address))];
-    netlink.ask(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
+    netlink.address(index(name)?, address, super::PREFIX)
+}
+
+/// Makes a plain veth pair as a kernel makes it, with ARP and offloads, between the calling thread's namespace and
+/// another. Neither end has an address yet: see [`address`].
+pub fn pair(name: &str, other: RawFd) -> io::Result<()> {
+    let mut peer = LinkMessage::default();
+    peer.attributes = vec![LinkAttribute::IfName(name.into()), LinkAttribute::NetNsFd(other)];
+    let mut link = LinkMessage::default();
+    link.attributes = vec![
+        LinkAttribute::IfName(name.into()),
+        LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+        ]),
+    ];
+    Netlink::open()?.ask(RouteNetlinkMessage::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
+}
+
+/// Gives a device of the calling thread's namespace an address in a network of `prefix` bits, and brings it up.
+pub fn address(name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
+    let mut netlink = Netlink::open()?;
+    netlink.address(index(name)?, address, prefix)?;
+    netlink.up(index(name)?)
 }
 
 /// Brings the loopback of the calling thread's namespace up.
@@ -98,6 +115,17 @@ impl Netlink {
         link.header.index = interface;
         (link.header.flags, link.header.change_mask) = (LinkFlags::Up, LinkFlags::Up);
         self.ask(RouteNetlinkMessage::SetLink(link), 0)
+    }
+
+    /// Gives a device an address.
+    fn address(&mut self, interface: u32, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
+        let mut message = AddressMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.prefix_len = prefix;
+        message.header.index = interface;
+        message.attributes =
+            vec![AddressAttribute::Local(IpAddr::V4(address)), AddressAttribute::Address(IpAddr::V4(address))];
+        self.ask(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
     /// Sends one message and waits for its acknowledgement.
