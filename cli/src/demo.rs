@@ -3,10 +3,12 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use rand::SeedableRng;
 use rand::seq::IndexedRandom;
@@ -14,9 +16,9 @@ use serde::Serialize;
 use serde_json::json;
 use unslow_client::{Connection, Options, Target, discover};
 use unslow_doctor::{Report, Severity, diagnose};
+use unslow_drill::stage::{self, Answered, Hosts, Stage, Variation, Workload};
 use unslow_engine::{Deployment, find};
 use unslow_lab::faults::{self, Fault};
-use unslow_lab::lab::Lab;
 use unslow_probe::Settings;
 use unslow_topology::slot_of;
 use unslow_units::{count, percent, time, time_us};
@@ -115,14 +117,19 @@ impl Demo {
         output.note(&format!("1  starting a six-node cluster of {name}"));
         let engine = find(&name)?;
         // On loopback addresses: the tour needs no rights. `unslow lab up` has the zones.
-        let lab = Lab::start_flat(&fault.topology_of_six(&name))?;
+        let variation = Variation { seed, engine: None };
+        let stage = Stage::raise(fault.topology_of_six(&name), Hosts::Flat, variation, &[])?;
         output.note(&format!("   {}, ready after {}", engine.version, time(begun.elapsed())));
         output.note(&format!("2  hiding a fault in it (seed {seed}) and running an application against it"));
-        let active = fault.inject(&lab, None, None)?;
-        std::thread::sleep(Duration::from_millis(500));
+        let struck = stage.strike(fault.name, None, None)?;
+        // Its clients connect first. Faults that are not what clients do are at work when they are done.
+        let until = Instant::now() + Duration::from_millis(500);
+        while struck.answers() == 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
 
         output.note("3  diagnosing; the doctor gets one address and nothing else");
-        let (report, before) = self.diagnose_under_load(&lab.deployment, output)?;
+        let (report, before) = self.diagnose_under_load(&stage.lab.deployment, output)?;
         if output.json() {
             // The report is part of the outcome below.
         } else {
@@ -132,15 +139,16 @@ impl Demo {
         let first = report.findings.iter().find(|f| f.severity > Severity::Info).map(|f| f.id.clone());
         let right = first.as_deref() == Some(rule(fault));
 
-        output.note(&format!("\n4  applying the remedy: {}", active.remedy));
-        active.fix();
+        output.note(&format!("\n4  applying the remedy: {}", struck.remedy()));
+        struck.fix();
+        // Commands in flight finish first.
         std::thread::sleep(Duration::from_millis(500));
         output.note("5  measuring again");
-        let (again, after) = self.diagnose_under_load(&lab.deployment, output)?;
+        let (again, after) = self.diagnose_under_load(&stage.lab.deployment, output)?;
         let gone = again.findings.iter().all(|f| f.id != rule(fault) || f.severity_now() <= Severity::Risk);
-        let remedy = active.remedy;
-        drop(active);
-        drop(lab);
+        let remedy = struck.remedy();
+        drop(struck);
+        drop(stage);
 
         let outcome = Outcome {
             schema: "unslow.demo/1",
@@ -167,17 +175,10 @@ impl Demo {
     /// The application runs for as long as the doctor looks.
     fn diagnose_under_load(&self, deployment: &Deployment, output: &Output) -> anyhow::Result<(Report, Seen)> {
         let target = deployment.nodes[0].target();
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let callers: Vec<_> = (0..4)
-                .map(|i| (i, target.clone()))
-                .map(|(i, t)| {
-                    let stop = &stop;
-                    scope.spawn(move || application(&t, i, stop))
-                })
-                .collect();
+        // The doctor looks even if the fault holds some callers up.
+        let (looked, seen) = stage::play(Application::begin(&target), Duration::from_secs(2), |_, _| {
             let options = Options { name: Some("unslow"), protocol: 3, ..Options::default() };
-            let looked = discover(&target, &options).map(|found| {
+            discover(&target, &options).map(|found| {
                 let _bar = output.countdown("   looking", self.window);
                 let settings = Settings {
                     window: self.window,
@@ -189,41 +190,31 @@ impl Demo {
                     stop: None,
                 };
                 unslow_probe::run(&found, &settings)
-            });
-            stop.store(true, Ordering::SeqCst);
-            let mut times = Vec::new();
-            let mut errors = 0;
-            for caller in callers {
-                let Ok((t, e)) = caller.join() else { bail!("a client thread of the demo's application died") };
-                times.extend(t);
-                errors += e;
-            }
-            let facts = looked?;
-            let report = diagnose(&facts, &[]);
-            if let Some(path) = &self.html
-                && report.findings.iter().any(|f| f.severity_now() > Severity::Risk)
-            {
-                files::write(path, &page::render(&report, &facts)?)?;
-            }
-            times.sort_unstable();
-            let at = |q: f64| {
-                times.get(((times.len() as f64 * q) as usize).min(times.len().saturating_sub(1))).copied().unwrap_or(0)
-            };
-            let cpu = facts
-                .nodes
-                .iter()
-                .find(|n| n.address == deployment.nodes[0].address())
-                .and_then(unslow_facts::Node::cpu);
-            let seen = Seen {
-                requests: times.len(),
-                errors,
-                latency_us_p50: at(0.5),
-                latency_us_p99: at(0.99),
-                latency_us_max: at(1.0),
-                server_cpu_share: cpu.map_or(0.0, |(u, s)| u + s),
-            };
-            Ok((report, seen))
-        })
+            })
+        });
+        let (mut times, errors) = seen.context("a client thread of the demo's application died")?;
+        let facts = looked?;
+        let report = diagnose(&facts, &[]);
+        if let Some(path) = &self.html
+            && report.findings.iter().any(|f| f.severity_now() > Severity::Risk)
+        {
+            files::write(path, &page::render(&report, &facts)?)?;
+        }
+        times.sort_unstable();
+        let at = |q: f64| {
+            times.get(((times.len() as f64 * q) as usize).min(times.len().saturating_sub(1))).copied().unwrap_or(0)
+        };
+        let cpu =
+            facts.nodes.iter().find(|n| n.address == deployment.nodes[0].address()).and_then(unslow_facts::Node::cpu);
+        let seen = Seen {
+            requests: times.len(),
+            errors,
+            latency_us_p50: at(0.5),
+            latency_us_p99: at(0.99),
+            latency_us_max: at(1.0),
+            server_cpu_share: cpu.map_or(0.0, |(u, s)| u + s),
+        };
+        Ok((report, seen))
     }
 }
 
@@ -231,8 +222,62 @@ fn rule(fault: &Fault) -> &'static str {
     fault.rule.unwrap_or(fault.name)
 }
 
+/// Four callers at work.
+struct Application {
+    stop: Arc<AtomicBool>,
+    /// Answers that each has had.
+    answers: Vec<Arc<AtomicU64>>,
+    callers: Vec<JoinHandle<(Vec<u32>, usize)>>,
+}
+
+impl Application {
+    const CALLERS: u32 = 4;
+
+    fn begin(target: &Target) -> Application {
+        let mut all = Application { stop: Arc::default(), answers: Vec::new(), callers: Vec::new() };
+        for caller in 0..Self::CALLERS {
+            let (target, stop, answers) = (target.clone(), all.stop.clone(), Arc::<AtomicU64>::default());
+            all.answers.push(answers.clone());
+            all.callers.push(std::thread::spawn(move || call(&target, caller, &stop, &answers)));
+        }
+        all
+    }
+
+    /// Ends every caller; what each saw, unless it died.
+    fn stop(&mut self) -> Vec<Option<(Vec<u32>, usize)>> {
+        self.stop.store(true, Ordering::SeqCst);
+        self.callers.drain(..).map(|caller| caller.join().ok()).collect()
+    }
+}
+
+impl Workload for Application {
+    /// How long each request took, in microseconds, and how many failed; `None` if a caller died.
+    type Seen = Option<(Vec<u32>, usize)>;
+
+    fn answered(&mut self) -> Answered {
+        let had = self.answers.iter().filter(|answers| answers.load(Ordering::Relaxed) > 0).count();
+        Answered::each(had, self.answers.len())
+    }
+
+    fn end(mut self) -> Self::Seen {
+        let (mut times, mut errors) = (Vec::new(), 0);
+        for seen in self.stop() {
+            let (more, failed) = seen?;
+            times.extend(more);
+            errors += failed;
+        }
+        Some((times, errors))
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 /// One caller: SET and GET in turn every 2 ms, each timed from when it was due.
-fn application(target: &Target, caller: u32, stop: &AtomicBool) -> (Vec<u32>, usize) {
+fn call(target: &Target, caller: u32, stop: &AtomicBool, answers: &AtomicU64) -> (Vec<u32>, usize) {
     const EVERY: Duration = Duration::from_millis(2);
     // A key of the first master's slots: one connection serves, no redirects.
     let key = (0..)
@@ -255,10 +300,15 @@ fn application(target: &Target, caller: u32, stop: &AtomicBool) -> (Vec<u32>, us
         };
         let answer = if n % 2 == 0 { c.call(&["SET", &key, "v"]) } else { c.call(&["GET", &key]) };
         times.push(due.elapsed().as_micros() as u32);
-        if let Err(e) = answer {
-            errors += 1;
-            if e.is_fatal() {
-                connection = None;
+        match answer {
+            Ok(_) => {
+                answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(e) => {
+                errors += 1;
+                if e.is_fatal() {
+                    connection = None;
+                }
             }
         }
     }

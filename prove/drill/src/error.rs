@@ -88,6 +88,24 @@ pub enum Error {
     /// What a client wrote could not be read at the end.
     #[error("the set of client {0} could not be read")]
     SetUnread(u32),
+    /// Not enough clients got an answer.
+    #[error("{had} of {all} clients had an answer within {patience_s} s")]
+    NoAnswer {
+        /// Clients that had one.
+        had: usize,
+        /// All of them.
+        all: usize,
+        /// How long was waited, in seconds.
+        patience_s: u64,
+    },
+    /// A run that ended, and before that had something that explains it.
+    #[error("{ended} ({})", .why.join("; "))]
+    Beside {
+        /// What ended it.
+        ended: Box<Error>,
+        /// What was found before.
+        why: Vec<String>,
+    },
     /// A signal.
     #[error("interrupted")]
     Interrupted,
@@ -97,6 +115,14 @@ impl Error {
     /// `unslow` with these arguments failed.
     pub(crate) fn unslow(arguments: &[&str], why: impl std::fmt::Display) -> Error {
         Error::Program { command: format!("unslow {}", arguments.join(" ")), why: why.to_string() }
+    }
+
+    /// With what was found before and may explain it.
+    pub(crate) fn beside(self, why: &[String]) -> Error {
+        match why {
+            [] => self,
+            why => Error::Beside { ended: Box::new(self), why: why.to_vec() },
+        }
     }
 
     /// No fault is called so.
@@ -276,6 +302,9 @@ fn first(names: &[String]) -> &str {
 /// A case that cannot be played, or whose figures mean nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CaseError {
+    /// The load beside the diagnosis was not there to its end.
+    #[error("the other clients, `unslow bench`, ended while the doctor was looking")]
+    NoOthers,
     /// Its file.
     #[error("cases/{case}.toml: {why}")]
     Story {

@@ -16,7 +16,7 @@ pub mod places;
 pub mod run;
 pub mod shootout;
 pub mod spec;
+pub mod stage;
 pub mod store;
-mod verify;
 
 pub use error::{BadDrill, BadPlan, CaseError, Error, TooManyOperations, Unfit};

@@ -4,7 +4,7 @@
 //! others write too. Keys carry the hash tag of a shard, so each client is about one shard.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,15 +14,24 @@ use crate::caller::{Answer, Caller, Run};
 use crate::history::{Client, History, Model, Op, Outcome};
 use crate::locks;
 use crate::spec::{Kind, Load};
+use crate::stage::{Answered, Workload};
 
-/// Starts every client on a thread of its own, in its zone.
-pub fn start<'s>(run: &'s Run<'s>, scope: &'s Scope<'s, '_>, clients: &[Client]) -> Vec<ScopedJoinHandle<'s, Vec<Op>>> {
-    clients
-        .iter()
-        .map(|client| {
+/// The clients of a run while they work, each on a thread of its own, in its zone.
+pub struct Clients<'s> {
+    run: &'s Run<'s>,
+    clients: Vec<Client>,
+    threads: Vec<ScopedJoinHandle<'s, Vec<Op>>>,
+}
+
+impl<'s> Clients<'s> {
+    /// Starts them.
+    pub fn begin(run: &'s Run<'s>, scope: &'s Scope<'s, '_>, clients: &[Client]) -> Clients<'s> {
+        // Threads that are started are ended, even where there is none for the next.
+        let mut all = Clients { run, clients: clients.to_vec(), threads: Vec::new() };
+        for client in clients {
             let client = client.clone();
             let home = run.places.homes.iter().find(|h| h.zone == client.zone).and_then(|h| h.seat.clone());
-            scope.spawn(move || {
+            all.threads.push(scope.spawn(move || {
                 if home.is_some_and(|seat| seat.enter().is_err()) {
                     return Vec::new();
                 }
@@ -33,23 +42,43 @@ pub fn start<'s>(run: &'s Run<'s>, scope: &'s Scope<'s, '_>, clients: &[Client])
                     Kind::Locks => locks::one_master(&mut caller),
                 }
                 caller.ops
-            })
-        })
-        .collect()
+            }));
+        }
+        all
+    }
 }
 
-/// Joins what the clients saw into one history.
-/// With it comes how many clients died.
-pub fn collect(clients: Vec<Client>, threads: Vec<ScopedJoinHandle<'_, Vec<Op>>>) -> (History, usize) {
-    let (mut ops, mut died) = (Vec::new(), 0);
-    for thread in threads {
-        match thread.join() {
-            Ok(seen) => ops.extend(seen),
-            Err(_) => died += 1,
-        }
+impl Workload for Clients<'_> {
+    /// One history of what all of them saw, and how many died.
+    type Seen = (History, usize);
+
+    fn answered(&mut self) -> Answered {
+        let progress = &self.run.progress;
+        let had = progress.iter().filter(|p| p.load(Ordering::Relaxed) > 0).count();
+        // Locks are taken by one at a time: one client is enough.
+        let wanted = if self.run.load.kind == Kind::Locks { 1 } else { progress.len() };
+        Answered { had, wanted, all: progress.len() }
     }
-    ops.sort_by_key(|op: &Op| (op.begun_us, op.client));
-    (History { clients, ops }, died)
+
+    fn end(mut self) -> (History, usize) {
+        self.run.stop.store(true, Ordering::SeqCst);
+        let (mut ops, mut died) = (Vec::new(), 0);
+        for thread in std::mem::take(&mut self.threads) {
+            match thread.join() {
+                Ok(seen) => ops.extend(seen),
+                Err(_) => died += 1,
+            }
+        }
+        ops.sort_by_key(|op: &Op| (op.begun_us, op.client));
+        (History { clients: std::mem::take(&mut self.clients), ops }, died)
+    }
+}
+
+impl Drop for Clients<'_> {
+    /// A scope waits for its threads even when it is left by a panic.
+    fn drop(&mut self) {
+        self.run.stop.store(true, Ordering::SeqCst);
+    }
 }
 
 /// What is in the set of each client, by its number.

@@ -12,55 +12,35 @@ use unslow_lab::lab::Lab;
 use unslow_lab::launch::raise_descriptors;
 use unslow_units::{percent, rate, time_us};
 
-use super::{Background, Context, Played, Row, believed, cpu_of, number};
+use super::{Background, Context, Diagnosis, Played, Row, believed, cpu_of, number};
 use crate::error::{CaseError, Error};
+use crate::stage::{self, Answered, Hosts, PATIENCE, Stage, Struck, Workload};
 
 /// Clients that refresh: so many a second to each node, each on a connection of its own, as Lettuce does.
 struct Storm {
     stop: Arc<AtomicBool>,
-    asked: Arc<AtomicU64>,
+    /// Refreshes that each node has answered.
+    asked: Vec<Arc<AtomicU64>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Storm {
     fn begin(targets: Vec<Target>, per_s: f64) -> Storm {
-        let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let threads = targets
-            .into_iter()
-            .map(|target| {
-                let (stop, asked) = (stop.clone(), asked.clone());
-                std::thread::spawn(move || {
-                    let patience = Duration::from_secs(2);
-                    let options = Options {
-                        connect_timeout: patience,
-                        command_timeout: patience,
-                        name: Some("lettuce#ClusterTopologyRefresh"),
-                        ..Options::default()
-                    };
-                    // A few at a time stay for a moment, so that CLIENT LIST shows them.
-                    let mut open = std::collections::VecDeque::new();
-                    let mut due = Instant::now();
-                    while !stop.load(Ordering::Relaxed) {
-                        due += Duration::from_secs_f64(1.0 / per_s);
-                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                        if let Ok(mut client) = Connection::open(&target, &options) {
-                            let answered = client.call(&["CLUSTER", "NODES"]).is_ok() && client.call(&["INFO"]).is_ok();
-                            asked.fetch_add(u64::from(answered), Ordering::Relaxed);
-                            open.push_back(client);
-                        }
-                        if open.len() > 8 {
-                            open.pop_front();
-                        }
-                    }
-                })
-            })
-            .collect();
-        Storm { stop, asked, threads }
+        let mut storm = Storm { stop: Arc::default(), asked: Vec::new(), threads: Vec::new() };
+        for target in targets {
+            let (stop, asked) = (storm.stop.clone(), Arc::<AtomicU64>::default());
+            storm.asked.push(asked.clone());
+            storm.threads.push(std::thread::spawn(move || refresh(&target, per_s, &stop, &asked)));
+        }
+        storm
     }
-}
 
-impl Drop for Storm {
-    fn drop(&mut self) {
+    /// Refreshes that were answered.
+    fn answers(&self) -> u64 {
+        self.asked.iter().map(|asked| asked.load(Ordering::Relaxed)).sum()
+    }
+
+    fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -68,18 +48,73 @@ impl Drop for Storm {
     }
 }
 
-/// A cluster whose nodes each remember `ghosts` nodes more.
-fn haunted(engine: &str, ghosts: u64, seed: u64) -> Result<(Lab, Vec<faults::Active>), Error> {
-    let fault = faults::named("ghost_nodes")?;
-    let mut topology = fault.topology(engine);
-    topology.seed = seed;
-    let lab = Lab::start_flat(&topology)?;
-    let ghosts = ghosts.to_string();
-    let mut active = Vec::new();
-    for node in &lab.deployment.nodes {
-        active.push(fault.inject(&lab, Some(node.name()), Some(&ghosts))?);
+impl Workload for Storm {
+    type Seen = ();
+
+    fn answered(&mut self) -> Answered {
+        let had = self.asked.iter().filter(|asked| asked.load(Ordering::Relaxed) > 0).count();
+        Answered::each(had, self.asked.len())
     }
-    Ok((lab, active))
+
+    fn end(mut self) {
+        self.stop();
+    }
+}
+
+impl Drop for Storm {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Refreshes from one node until told to stop.
+fn refresh(target: &Target, per_s: f64, stop: &AtomicBool, asked: &AtomicU64) {
+    let patience = Duration::from_secs(2);
+    let options = Options {
+        connect_timeout: patience,
+        command_timeout: patience,
+        name: Some("lettuce#ClusterTopologyRefresh"),
+        ..Options::default()
+    };
+    // A few at a time stay for a moment, so that CLIENT LIST shows them.
+    let mut open = std::collections::VecDeque::new();
+    let mut due = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        // In short steps, so that the end is not waited for.
+        let left = due.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            std::thread::sleep(left.min(Duration::from_millis(20)));
+            continue;
+        }
+        due += Duration::from_secs_f64(1.0 / per_s);
+        if let Ok(mut client) = Connection::open(target, &options) {
+            let answered = client.call(&["CLUSTER", "NODES"]).is_ok() && client.call(&["INFO"]).is_ok();
+            asked.fetch_add(u64::from(answered), Ordering::Relaxed);
+            open.push_back(client);
+        }
+        if open.len() > 8 {
+            open.pop_front();
+        }
+    }
+}
+
+/// A cluster whose nodes each remember nodes that there are not. The faults end before the lab does: in this order.
+struct Haunted {
+    _ghosts: Vec<Struck>,
+    stage: Stage,
+}
+
+impl Haunted {
+    /// With so many ghosts.
+    fn raise(cx: &mut Context<'_>, engine: &str, ghosts: u64) -> Result<Haunted, Error> {
+        let fault = faults::named("ghost_nodes")?;
+        let mut haunted = Haunted { _ghosts: Vec::new(), stage: cx.raise(fault.topology(engine), Hosts::Flat)? };
+        let ghosts = ghosts.to_string();
+        for node in &haunted.stage.lab.deployment.nodes {
+            haunted._ghosts.push(cx.strike(&haunted.stage, fault.name, Some(node.name()), Some(&ghosts))?);
+        }
+        Ok(haunted)
+    }
 }
 
 /// Time spent on CLUSTER subcommands so far, and calls: before 7.0 they are counted together.
@@ -109,18 +144,12 @@ struct Seen {
 }
 
 /// The application's latency and the nodes' time on CLUSTER NODES, for some seconds.
-fn measure(
-    cx: &Context<'_>,
-    lab: &Lab,
-    url: &str,
-    storm: Option<&Storm>,
-    notes: &mut Vec<String>,
-) -> Result<Seen, Error> {
+fn measure(cx: &Context<'_>, lab: &Lab, url: &str, storm: &Storm, notes: &mut Vec<String>) -> Result<Seen, Error> {
     let (rate, seconds) = (cx.story.number("rate_per_s")?.to_string(), cx.story.number("seconds")?.to_string());
     let nodes = &lab.deployment.nodes;
     let masters = lab.deployment.masters;
     let before = nodes.iter().map(|n| Ok((spent(n)?, cpu_of(n)?))).collect::<Result<Vec<_>, Error>>()?;
-    let asked = storm.map_or(0, |s| s.asked.load(Ordering::Relaxed));
+    let asked = storm.answers();
     let begun = Instant::now();
     let run = cx.bench(
         None,
@@ -129,7 +158,7 @@ fn measure(
     )?;
     believed(&run, notes)?;
     let length = begun.elapsed().as_secs_f64();
-    let asked = storm.map_or(0, |s| s.asked.load(Ordering::Relaxed)) - asked;
+    let asked = storm.answers() - asked;
     let (mut us, mut calls, mut shares) = (0.0, 0.0, [0.0f64; 2]);
     for (i, (node, ((us_before, calls_before), _))) in nodes.iter().zip(&before).enumerate() {
         let (us_now, calls_now) = spent(node)?;
@@ -204,23 +233,41 @@ impl<'c, 'a> Steps<'c, 'a> {
         Ok(Steps { cx, clients, ghosts, per_s, played })
     }
 
-    /// Measures with a storm, ends the storm, and adds the row.
-    fn measure_and_end(&mut self, name: &str, lab: &Lab, storm: Storm) -> Result<Seen, Error> {
-        let seen = measure(self.cx, lab, &lab.url(), Some(&storm), &mut self.played.notes)?;
-        drop(storm);
+    /// Measures at `url` while a storm goes on, and adds the row.
+    fn measure(&mut self, name: &str, lab: &Lab, url: &str, storm: Storm) -> Result<Seen, Error> {
+        let scene = |storm: &mut Storm, answered: Answered| {
+            answered.enough(PATIENCE)?;
+            measure(self.cx, lab, url, storm, &mut self.played.notes)
+        };
+        let (seen, ()) = stage::play(storm, PATIENCE, scene);
+        let seen = seen?;
         self.played.rows.push(row(name, &seen));
         Ok(seen)
     }
 
-    fn every_node(&mut self, lab: &Lab, storm: Storm) -> Result<Seen, Error> {
-        self.cx.say("Redis 5.0: measuring");
-        self.measure_and_end("Redis 5.0, every client asks every node", lab, storm)
+    /// Every client asks every node: what the doctor says of it, and what it costs, unless the diagnosis is all that is
+    /// wanted.
+    fn every_node(&mut self, lab: &Lab) -> Result<(Diagnosis, Option<Seen>), Error> {
+        let storm = Storm::begin(targets(&lab.deployment.nodes), self.per_s);
+        let scene = |storm: &mut Storm, answered: Answered| -> Result<(Diagnosis, Option<Seen>), Error> {
+            answered.enough(PATIENCE)?;
+            let diagnosis = self.cx.diagnose(lab, 0)?;
+            if self.cx.diagnosis_only {
+                return Ok((diagnosis, None));
+            }
+            self.cx.say("Redis 5.0: measuring");
+            Ok((diagnosis, Some(measure(self.cx, lab, &lab.url(), storm, &mut self.played.notes)?)))
+        };
+        let (found, ()) = stage::play(storm, PATIENCE, scene);
+        let (diagnosis, seen) = found?;
+        self.played.rows.extend(seen.iter().map(|seen| row("Redis 5.0, every client asks every node", seen)));
+        Ok((diagnosis, seen))
     }
 
     fn replicas_only(&mut self, lab: &Lab) -> Result<Seen, Error> {
         self.cx.say("Redis 5.0: refresh from replicas only");
         let storm = Storm::begin(targets(&lab.deployment.nodes[lab.deployment.masters..]), self.per_s);
-        self.measure_and_end("Redis 5.0, clients ask replicas only", lab, storm)
+        self.measure("Redis 5.0, clients ask replicas only", lab, &lab.url(), storm)
     }
 
     fn notified_by_watch(&mut self, lab: &Lab) -> Result<Seen, Error> {
@@ -242,10 +289,9 @@ impl<'c, 'a> Steps<'c, 'a> {
         ear.receive(patience)?; // the subscription itself
         ear.receive(patience)?; // a heartbeat: the watcher publishes
         let storm = Storm::begin(vec![spared[0].clone()], self.per_s / 10.0);
-        let seen = measure(self.cx, lab, &lab.url(), Some(&storm), &mut self.played.notes)?;
-        drop((storm, listening, ear, watch));
-        self.played.rows.push(row("Redis 5.0, clients notified by unslow watch", &seen));
-        Ok(seen)
+        let seen = self.measure("Redis 5.0, clients notified by unslow watch", lab, &lab.url(), storm);
+        drop((listening, ear, watch));
+        seen
     }
 
     fn behind_gateway(&mut self, lab: &Lab) -> Result<Seen, Error> {
@@ -259,10 +305,9 @@ impl<'c, 'a> Steps<'c, 'a> {
         })?;
         // The same clients still refresh: from the one address they know.
         let storm = Storm::begin(vec![target], self.per_s);
-        let seen = measure(self.cx, lab, &listen, Some(&storm), &mut self.played.notes)?;
-        drop((storm, gateway));
-        self.played.rows.push(row("Redis 5.0, clients ask unslow gateway", &seen));
-        Ok(seen)
+        let seen = self.measure("Redis 5.0, clients ask unslow gateway", lab, &listen, storm);
+        drop(gateway);
+        seen
     }
 
     /// The same storm on newer servers; the figures are those of the first of them.
@@ -270,10 +315,10 @@ impl<'c, 'a> Steps<'c, 'a> {
         let mut first = None;
         for (engine, name) in [("redis-7.0", "Redis 7.0"), ("valkey-9.1", "Valkey 9.1")] {
             self.cx.say(&format!("{name}: the same storm"));
-            let (lab, _ghosts) = haunted(engine, self.ghosts, self.cx.seed)?;
+            let haunted = Haunted::raise(self.cx, engine, self.ghosts)?;
+            let lab = &haunted.stage.lab;
             let storm = Storm::begin(targets(&lab.deployment.nodes), self.per_s);
-            std::thread::sleep(Duration::from_millis(500));
-            let seen = self.measure_and_end(&format!("{name}, every client asks every node"), &lab, storm)?;
+            let seen = self.measure(&format!("{name}, every client asks every node"), lab, &lab.url(), storm)?;
             first = first.or(Some(seen));
         }
         Ok(first.ok_or(CaseError::NoNewerEngine)?)
@@ -341,18 +386,14 @@ impl<'c, 'a> Steps<'c, 'a> {
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let mut steps = Steps::new(cx)?;
     steps.cx.say("Redis 5.0: six nodes that each remember a big cluster");
-    let (lab, ghosts_there) = haunted("redis-5.0", steps.ghosts, steps.cx.seed)?;
-    let storm = Storm::begin(targets(&lab.deployment.nodes), steps.per_s);
-    std::thread::sleep(Duration::from_secs(1));
-    let diagnosis = steps.cx.diagnose(&lab, 0)?;
-    if steps.cx.diagnosis_only {
-        return Ok(Played::diagnosed(diagnosis));
-    }
-    let before = steps.every_node(&lab, storm)?;
-    let replicas = steps.replicas_only(&lab)?;
-    let notified = steps.notified_by_watch(&lab)?;
-    let behind = steps.behind_gateway(&lab)?;
-    drop((ghosts_there, lab));
+    let haunted = Haunted::raise(steps.cx, "redis-5.0", steps.ghosts)?;
+    let lab = &haunted.stage.lab;
+    let (diagnosis, before) = steps.every_node(lab)?;
+    let Some(before) = before else { return Ok(Played::diagnosed(diagnosis)) };
+    let replicas = steps.replicas_only(lab)?;
+    let notified = steps.notified_by_watch(lab)?;
+    let behind = steps.behind_gateway(lab)?;
+    drop(haunted);
     let upgraded = steps.newer_engines()?;
     let figures = Figures { before, replicas, notified, behind, upgraded };
     steps.judge(&figures);

@@ -9,6 +9,7 @@ use unslow_units::{rate, time_us};
 
 use super::{Context, Played, Row};
 use crate::error::{CaseError, Error};
+use crate::stage::Hosts;
 
 /// A day and a half, as in the account.
 const TTL_S: &str = "129600";
@@ -46,19 +47,17 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let (messages, count) = (cx.story.number("messages")?, cx.story.number("batches")?);
     let fault = faults::named("unpipelined")?;
     cx.say("two zones a millisecond apart, and a client in the far one");
-    let mut topology = fault.topology("valkey-9.1");
-    topology.seed = cx.seed;
-    let lab = Lab::start(&topology)?;
+    let stage = cx.raise(fault.topology("valkey-9.1"), Hosts::Wired)?;
+    let lab = &stage.lab;
     if lab.zones.len() < 2 || lab.wire().is_err() {
         return Err(CaseError::NoZones.into());
     }
-    let active = fault.inject(&lab, None, None)?;
-    std::thread::sleep(Duration::from_millis(300));
-    let diagnosis = cx.diagnose(&lab, 0)?;
+    let struck = cx.strike(&stage, fault.name, None, None)?;
+    let diagnosis = cx.diagnose(lab, 0)?;
     if cx.diagnosis_only {
         return Ok(Played::diagnosed(diagnosis));
     }
-    drop(active);
+    cx.heal(&stage, fault.name, struck)?;
     let home = lab.hosts[lab.places[0]].zone;
     let clients = |far: bool| lab.hosts.iter().find(|h| h.client && (h.zone != home) == far);
     let (Some(far), Some(near)) = (clients(true), clients(false)) else {
@@ -78,7 +77,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     ];
     for (name, from, whole) in ways {
         cx.say(name);
-        let times = batches(&lab, from, messages, count, whole)?;
+        let times = batches(lab, from, messages, count, whole)?;
         let us = |at: usize| times[at].as_secs_f64() * 1e6;
         let (middle, longest) = (us(times.len() / 2), us(times.len() - 1));
         medians.push(middle);
@@ -98,7 +97,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let (map, from) = (path("orders.toml"), path("orders.ndjson"));
     let begun = Instant::now();
     cx.text(
-        Some((&lab, far)),
+        Some((lab, far)),
         &["sink", "--map", &map, "--from", &from, "--to", &lab.url(), "--until-end", "--quiet"],
         &[],
     )?;

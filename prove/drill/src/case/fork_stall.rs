@@ -1,7 +1,7 @@
 //! I5: a nightly save forks, the fork outlasts the node timeout, and two masters live on one host from then on.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value as Json;
@@ -16,10 +16,10 @@ use super::{Context, Diagnosis, Played, Row};
 use crate::caller::Run;
 use crate::check::availability::windows;
 use crate::error::{CaseError, Error};
-use crate::load;
+use crate::load::Clients;
 use crate::places::Places;
-use crate::run::Ends;
 use crate::spec::Load;
+use crate::stage::{self, Answered, Hosts, PATIENCE, Stage};
 
 /// Masters now: number of the node, and its host.
 fn masters(lab: &Lab) -> Result<Vec<(usize, String)>, EngineError> {
@@ -51,25 +51,24 @@ fn crowd(lab: &Lab) -> Result<usize, EngineError> {
 }
 
 /// Writers of every shard work while `body` runs; the longest time one of them had to wait, in microseconds.
-fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, Error>) -> Result<(T, f64), Error> {
+fn under_load<T>(seed: u64, lab: &Lab, body: impl FnOnce() -> Result<T, Error>) -> Result<(T, f64), Error> {
     let places = Places::of_lab(lab)?;
-    let shards = places.shards(cx.seed)?;
+    let shards = places.shards(seed)?;
     let load = Load { follows: 1, stays: 0, rate_per_s: 200.0, ..Load::default() };
     let stop = AtomicBool::new(false);
     let (run, clients) = Run::new(&places, &shards, &load, &stop);
     std::thread::scope(|scope| {
-        let _ends = Ends(&[&stop]);
-        let threads = load::start(&run, scope, &clients);
-        let through = wait_for("every writer to get through", Duration::from_secs(20), || {
-            Ok(run.progress.iter().all(|p| p.load(Ordering::Relaxed) > 0))
-        });
-        let begun = run.now_us();
-        let done = through.map_err(Error::from).and_then(|()| body());
-        std::thread::sleep(Duration::from_millis(500));
-        stop.store(true, Ordering::SeqCst);
-        let (ended, (history, _)) = (run.now_us(), load::collect(clients.clone(), threads));
-        let longest = windows(&history, begun, ended).iter().map(|w| w.length_us).max().unwrap_or(0);
-        Ok((done?, longest as f64))
+        let scene = |_: &mut Clients<'_>, answered: Answered| -> Result<(T, u64, u64), Error> {
+            answered.enough(PATIENCE)?;
+            let begun_us = run.now_us();
+            let done = body()?;
+            std::thread::sleep(Duration::from_millis(500)); // whoever waits gets through
+            Ok((done, begun_us, run.now_us()))
+        };
+        let (played, (history, _)) = stage::play(Clients::begin(&run, scope, &clients), PATIENCE, scene);
+        let (done, begun_us, ended_us) = played?;
+        let longest = windows(&history, begun_us, ended_us).iter().map(|w| w.length_us).max().unwrap_or(0);
+        Ok((done, longest as f64))
     })
 }
 
@@ -85,14 +84,17 @@ fn apply(line: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// The fault: a save whose fork is slow. And what is slow in it, without the save.
+const SAVE: &str = "fork_stall";
+const FORK: &str = "slow_fork";
+
 /// What the steps of this case share.
 struct Steps<'c, 'a> {
     cx: &'c mut Context<'a>,
-    lab: &'c Lab,
+    stage: &'c Stage,
     /// How long a fork takes: the fault's parameter, and the same as a duration.
     fork: String,
     stall: Duration,
-    fault: &'static faults::Fault,
     played: Played,
 }
 
@@ -172,7 +174,7 @@ impl Steps<'_, '_> {
     }
 
     fn nightly_save(&mut self) -> Result<Incident, Error> {
-        let (lab, nodes) = (self.lab, &self.lab.deployment.nodes);
+        let (stage, lab, nodes) = (self.stage, &self.stage.lab, &self.stage.lab.deployment.nodes);
         let id = |n: usize| -> Result<String, Error> {
             Ok(nodes[n].connect()?.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default())
         };
@@ -180,8 +182,8 @@ impl Steps<'_, '_> {
         let crowd_before = crowd(lab)?;
 
         self.cx.say("the nightly save");
-        let (active, longest_us) = under_load(self.cx, lab, || {
-            let active = self.fault.inject(lab, Some("node-1"), Some(&self.fork))?;
+        let (struck, longest_us) = under_load(self.cx.seed, lab, || {
+            let struck = self.cx.strike(stage, SAVE, Some("node-1"), Some(&self.fork))?;
             let mut other = nodes[1].connect()?;
             wait_for("the failover, and the old master's return", Duration::from_secs(60), || {
                 let view = view(&mut other)?;
@@ -189,9 +191,9 @@ impl Steps<'_, '_> {
                     view.by_id(&old).is_some_and(|n| n.master_id.as_deref() == Some(&replica) && !n.is_down());
                 Ok(view.masters().any(|m| m.id == replica) && returned)
             })?;
-            Ok(active)
+            Ok(struck)
         })?;
-        drop(active);
+        self.cx.heal(stage, SAVE, struck)?;
         let crowd_after = crowd(lab)?;
         let diagnosis = self.cx.diagnose(lab, 0)?;
         let chain = diagnosis.chain.iter().any(|l| l == "masters_share_host")
@@ -208,14 +210,14 @@ impl Steps<'_, '_> {
 
     /// The same in other nights, while nobody watches but the recorder. Returns when each began, unix time in ms.
     fn other_nights(&mut self, nights: usize) -> Result<Vec<u64>, Error> {
-        let (lab, nodes) = (self.lab, &self.lab.deployment.nodes);
+        let (stage, lab, nodes) = (self.stage, &self.stage.lab, &self.stage.lab.deployment.nodes);
         let mut begun = Vec::new();
         for night in 2..=nights {
             std::thread::sleep(DAY); // what is waited for is that nothing happens
             self.cx.say(&format!("night {night} of {nights}; nobody is watching"));
             begun.push(unix_ms());
             let master = master_of_first_shard(lab)?;
-            let active = self.fault.inject(lab, Some(nodes[master].name()), Some(&self.fork))?;
+            let struck = self.cx.strike(stage, SAVE, Some(nodes[master].name()), Some(&self.fork))?;
             wait_for("the failover, and the old master's return", Duration::from_secs(60), || {
                 let now = masters(lab)?;
                 let moved = !now.is_empty() && now.iter().all(|(n, _)| *n != master);
@@ -224,7 +226,7 @@ impl Steps<'_, '_> {
                     view(&mut other)?.nodes.iter().any(|n| n.address == nodes[master].address() && !n.is_down());
                 Ok(moved && returned)
             })?;
-            drop(active);
+            self.cx.heal(stage, SAVE, struck)?;
         }
         Ok(begun)
     }
@@ -262,7 +264,7 @@ impl Steps<'_, '_> {
 
     fn fix_plan(&mut self) -> Result<FixPlan, Error> {
         self.cx.say("doctor --fix-plan");
-        let lab = self.lab;
+        let lab = &self.stage.lab;
         let host = &lab.hosts[lab.places[0]];
         let arguments = ["doctor", &lab.url(), "--window", "1s", "--fix-plan", "--quiet"];
         let plan = self.cx.text(Some((lab, host)), &arguments, &[])?;
@@ -275,8 +277,8 @@ impl Steps<'_, '_> {
 
     fn planned_failover(&mut self, plan: &FixPlan) -> Result<(), Error> {
         self.cx.say("applying the failover it names");
-        let lab = self.lab;
-        let (_, longest_us) = under_load(self.cx, lab, || {
+        let lab = &self.stage.lab;
+        let (_, longest_us) = under_load(self.cx.seed, lab, || {
             for line in &plan.failover {
                 reach(lab, line)?;
             }
@@ -287,18 +289,18 @@ impl Steps<'_, '_> {
     }
 
     fn save_with_longer_timeout(&mut self, plan: &FixPlan) -> Result<SaveOnMaster, Error> {
-        let lab = self.lab;
+        let (stage, lab) = (self.stage, &self.stage.lab);
         let node = master_of_first_shard(lab)?;
         self.cx.say("the same save, with the plan's longer node timeout");
         for line in &plan.timeouts {
             reach(lab, line)?;
         }
-        let (stalled, longest_us) = under_load(self.cx, lab, || {
-            let active = self.fault.inject(lab, Some(lab.deployment.nodes[node].name()), Some(&self.fork))?;
+        let (stalled, longest_us) = under_load(self.cx.seed, lab, || {
+            let struck = self.cx.strike(stage, SAVE, Some(lab.deployment.nodes[node].name()), Some(&self.fork))?;
             std::thread::sleep(self.stall + Duration::from_secs(1)); // what is waited for is that nothing happens
-            Ok(active)
+            Ok(struck)
         })?;
-        drop(stalled);
+        self.cx.heal(stage, SAVE, stalled)?;
         let stayed = master_of_first_shard(lab)? == node;
         self.add_row("the same save, node timeout as the plan says", longest_us, !stayed, crowd(lab)?);
         Ok(SaveOnMaster { node, longest_us, stayed })
@@ -306,20 +308,20 @@ impl Steps<'_, '_> {
 
     fn save_on_replica(&mut self, master: usize) -> Result<SaveOnReplica, Error> {
         self.cx.say("the same save, on the replica");
-        let (lab, stall) = (self.lab, self.stall);
+        let (stage, lab, stall) = (self.stage, &self.stage.lab, self.stall);
         let node = &lab.deployment.nodes[if master == 0 { 3 } else { 0 }];
-        let (on_replica, longest_us) = under_load(self.cx, lab, || {
+        let (on_replica, longest_us) = under_load(self.cx.seed, lab, || {
             // Its host is as slow, but a fork there blocks no client.
-            let active = faults::named("slow_fork")?.inject(lab, Some(node.name()), Some(&self.fork))?;
+            let struck = stage.strike(FORK, Some(node.name()), Some(&self.fork))?;
             let patient = Options { command_timeout: stall * 2, ..Options::default() };
             let mut c = node.connect_with(&patient)?;
             c.call(&["BGSAVE"])?;
             std::thread::sleep(Duration::from_secs(1));
             let us = unslow_engine::info(&mut c, "stats")?.number("latest_fork_usec").unwrap_or(0.0);
-            Ok((active, us))
+            Ok((struck, us))
         })?;
         let (on_replica, forked_us) = on_replica;
-        drop(on_replica);
+        self.cx.heal(stage, FORK, on_replica)?;
         let stayed = master_of_first_shard(lab)? == master;
         self.add_row("the same save, made by the replica", longest_us, !stayed, crowd(lab)?);
         Ok(SaveOnReplica { longest_us, forked_us, stayed })
@@ -356,7 +358,7 @@ impl Steps<'_, '_> {
             ),
             (!plan.failover.is_empty(), "the plan contained no failover".into()),
             (
-                plan.timeouts.len() == self.lab.deployment.nodes.len() && plan.timeouts.iter().all(outlasts),
+                plan.timeouts.len() == self.stage.lab.deployment.nodes.len() && plan.timeouts.iter().all(outlasts),
                 "the plan did not make every node's timeout outlast the fork".into(),
             ),
             (second.stayed && third.stayed, "the master left again".into()),
@@ -394,13 +396,12 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let nights = cx.story.number("nights")? as usize;
     let fork = format!("{}ms", cx.story.number("fork_ms")?);
     let stall = Duration::from_millis(cx.story.number("fork_ms")?);
-    let fault = faults::named("fork_stall")?;
-    let mut topology = fault.topology_of_six("valkey-9.1");
+    let mut topology = faults::named(SAVE)?.topology_of_six("valkey-9.1");
     let timeout = Setting::Number(cx.story.number("node_timeout_ms")? as i64);
     topology.deployment.settings.insert("cluster-node-timeout".into(), timeout);
-    topology.seed = cx.seed;
     cx.say("three hosts, a master and a replica of another shard on each");
-    let lab = Lab::start(&topology)?;
+    let stage = cx.raise(topology, Hosts::Wired)?;
+    let lab = &stage.lab;
     let played = Played {
         columns: vec!["what", "longest without a write", "failover", "masters on one host"],
         ..Played::default()
@@ -408,8 +409,8 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let recording = cx.folder.path().join("recording").display().to_string();
     let beside = &lab.hosts[lab.places[0]];
     let record = ["record", &lab.url(), "--dir", &recording, "--no-host", "--quiet"];
-    let recorder = cx.background(Some((&lab, beside)), &record, &[])?;
-    let mut steps = Steps { cx, lab: &lab, fork, stall, fault, played };
+    let recorder = cx.background(Some((lab, beside)), &record, &[])?;
+    let mut steps = Steps { cx, stage: &stage, fork, stall, played };
     if !steps.cx.diagnosis_only {
         std::thread::sleep(DAY); // a day before the first night
     }

@@ -3,6 +3,7 @@
 //! What a case is about stands in `cases/NAME.toml`, with its numbers; what it does, in a file beside this one. Doctor,
 //! bench, gateway, sink and bypass run as the released binary that users run.
 
+mod busy;
 mod cluster_nodes_storm;
 mod cross_zone_round_trips;
 mod drills;
@@ -20,12 +21,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use unslow_engine::{Server, spawn_bound};
 use unslow_lab::lab::{Host, Lab};
+use unslow_lab::topology::Topology;
 use unslow_units::did_you_mean;
 
 use crate::check::Verdict;
-use crate::error::{CaseError, Error};
+use crate::error::{CaseError, Error, Unfit};
 use crate::run::{interrupted, while_running};
+use crate::stage::{self, Hosts, Stage, Struck, Variation};
 use crate::store::Folder;
+use busy::{Busy, Load};
 
 /// Load beside keys that the case itself wrote: nobody is asked, and removing its own would be load as well.
 const AMONG_OTHERS: &[&str] = &["--yes", "--keep-keys"];
@@ -281,6 +285,8 @@ pub struct Context<'a> {
     diagnosis_only: bool,
     store: PathBuf,
     folder: Folder,
+    /// Faults that could not be shown to be at work.
+    unproven: Vec<String>,
     progress: &'a mut dyn FnMut(&str),
 }
 
@@ -307,8 +313,12 @@ impl Case {
         let folder = Folder::make(store, self.name, &format!("seed-{seed}"))?;
         let path = folder.path().display().to_string();
         let store = store.to_path_buf();
-        let mut context = Context { story: story.clone(), binary, seed, diagnosis_only, store, folder, progress };
-        let played = while_running(|| (self.play)(&mut context)).inspect_err(|e| {
+        let story_of_run = story.clone();
+        let unproven = Vec::new();
+        let mut context =
+            Context { story: story_of_run, binary, seed, diagnosis_only, store, folder, unproven, progress };
+        let played = while_running(|| (self.play)(&mut context));
+        let played = played.map_err(|e| e.beside(&context.unproven)).inspect_err(|e| {
             let crashed = Report::crashed(self, seed, e);
             let notes = [changed.clone(), crashed.notes.clone()].concat();
             let crashed = Report { folder: path.clone(), notes, ..crashed };
@@ -316,11 +326,10 @@ impl Case {
         })?;
         let mut notes = [changed, played.notes].concat();
         let mut failed: Vec<String> = played.held.into_iter().filter(|(held, _)| !held).map(|(_, text)| text).collect();
-        // A run that failed is one that was seen; beside it what could not be judged is a note.
-        notes.extend(played.unknown.iter().cloned());
         if let Some(wrong) = played.diagnosis.as_ref().filter(|d| !d.right) {
             failed.insert(0, format!("the doctor named {} first; {} is the cause", wrong.found, wrong.expected));
         }
+        let verdict = verdict(&mut failed, &mut notes, std::mem::take(&mut context.unproven), played.unknown);
         let report = Report {
             schema: SCHEMA,
             case: self.name.into(),
@@ -328,12 +337,7 @@ impl Case {
             incident: story.incident,
             about: story.about,
             seed,
-            verdict: match failed.is_empty() {
-                _ if interrupted() => Verdict::Unknown,
-                true if played.unknown.is_empty() => Verdict::Passed,
-                true => Verdict::Unknown,
-                false => Verdict::Failed,
-            },
+            verdict: if interrupted() { Verdict::Unknown } else { verdict },
             diagnosis: played.diagnosis,
             columns: played.columns.into_iter().map(String::from).collect(),
             rows: played.rows,
@@ -348,6 +352,23 @@ impl Case {
         context.folder.keep("report.json", &text)?;
         Ok(report)
     }
+}
+
+/// What a case comes to. Without its fault it says nothing, whatever was seen: what failed is a note then. A run that
+/// failed is one that was seen: beside it what could not be judged is a note.
+fn verdict(failed: &mut Vec<String>, notes: &mut Vec<String>, unproven: Vec<String>, unknown: Vec<String>) -> Verdict {
+    let verdict = match (unproven.is_empty(), failed.is_empty(), unknown.is_empty()) {
+        (false, ..) => Verdict::Unknown,
+        (true, false, _) => Verdict::Failed,
+        (true, true, false) => Verdict::Unknown,
+        (true, true, true) => Verdict::Passed,
+    };
+    if !unproven.is_empty() {
+        notes.append(failed);
+    }
+    notes.extend(unproven);
+    notes.extend(unknown);
+    verdict
 }
 
 impl Report {
@@ -379,6 +400,31 @@ impl Report {
 impl Context<'_> {
     fn say(&mut self, what: &str) {
         (self.progress)(what);
+    }
+
+    /// Brings a lab up for the case.
+    fn raise(&self, topology: Topology, hosts: Hosts) -> Result<Stage, Error> {
+        Stage::raise(topology, hosts, Variation { seed: self.seed, engine: None }, &[])
+    }
+
+    /// Does a fault, and looks whether it is at work.
+    fn strike(&mut self, stage: &Stage, fault: &str, who: Option<&str>, value: Option<&str>) -> Result<Struck, Error> {
+        let struck = stage.strike(fault, who, value)?;
+        self.prove(stage, fault, &struck, "at the start");
+        Ok(struck)
+    }
+
+    /// Looks whether a fault was at work until now, and ends it.
+    fn heal(&mut self, stage: &Stage, fault: &str, mut struck: Struck) -> Result<(), Error> {
+        self.prove(stage, fault, &struck, "at the end");
+        struck.heal()
+    }
+
+    /// A case with a fault that cannot be shown to be at work proves nothing.
+    fn prove(&mut self, stage: &Stage, fault: &str, struck: &Struck, when: &str) {
+        if let Err(found) = struck.holds(&stage.lab) {
+            self.unproven.push(format!("{fault} was not active {when}: {found}"));
+        }
     }
 
     /// The binary with arguments, on a host of the lab or on this machine.
@@ -439,13 +485,23 @@ impl Context<'_> {
         let host = &lab.hosts[lab.places[beside]];
         // Other clients there are, a few, as the seed has it: they change with every run, and the cause must not.
         let (rate, connections) = (100 + self.seed % 1400, 1 + self.seed / 7 % 6);
-        let (rate, connections) = (rate.to_string(), connections.to_string());
-        let others = ["--rate", &rate, "--connections", &connections, "--seconds", "30", "--keys", "5000", "--quiet"];
-        let url = lab.url();
-        let others = [&["bench", &url], &others[..], AMONG_OTHERS].concat();
-        let _others = self.background(Some((lab, host)), &others, &[])?;
-        std::thread::sleep(Duration::from_millis(500)); // its own start
-        let report = self.json(Some((lab, host)), &["doctor", &lab.url(), "--window", "3s"])?;
+        let (rate, connections_text) = (rate.to_string(), connections.to_string());
+        let load = Load {
+            from: Some((lab, host)),
+            url: &lab.url(),
+            server: &lab.servers().nth(beside).map(|(s, _)| s.target()).ok_or(Unfit::NoServers)?,
+            connections: 1, // of a cluster they are at several nodes
+            arguments: &["--rate", &rate, "--connections", &connections_text, "--seconds", "30", "--keys", "5000"],
+            environment: &[],
+        };
+        let others = Busy::begin(self, &load)?;
+        // Among clients that come and go, as the fault may have it, they cannot always be told apart.
+        let scene = |_: &mut Busy, _| self.json(load.from, &["doctor", load.url, "--window", "3s"]);
+        let (report, went_on) = stage::play(others, Duration::from_secs(2), scene);
+        let report = report?;
+        if !went_on {
+            return Err(CaseError::NoOthers.into());
+        }
         self.folder.keep("diagnosis.json", &report.to_string())?;
         // What is over stands below what costs something now, and a busy machine does: a cause that is over comes first
         // among those.
@@ -488,6 +544,12 @@ fn believed(run: &Json, notes: &mut Vec<String>) -> Result<(), CaseError> {
 /// A process of ours: ended with SIGTERM, then for good, when dropped.
 struct Background(Child);
 
+impl Background {
+    fn has_ended(&mut self) -> bool {
+        self.0.try_wait().is_ok_and(|ended| ended.is_some())
+    }
+}
+
 impl Drop for Background {
     fn drop(&mut self) {
         // SAFETY: a process we started and have not waited for.
@@ -524,6 +586,27 @@ fn median(mut all: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_case_whose_fault_cannot_be_shown_is_unknown_and_says_so() {
+        let said = |all: &[&str]| -> Vec<String> { all.iter().map(|text| text.to_string()).collect() };
+        let of = |failed: &[&str], unproven: &[&str], unknown: &[&str]| {
+            let (mut failed, mut notes) = (said(failed), Vec::new());
+            let verdict = verdict(&mut failed, &mut notes, said(unproven), said(unknown));
+            (verdict, failed, notes)
+        };
+        assert_eq!(of(&[], &[], &[]), (Verdict::Passed, said(&[]), said(&[])));
+        assert_eq!(of(&["wrong"], &[], &["open"]), (Verdict::Failed, said(&["wrong"]), said(&["open"])));
+        assert_eq!(of(&[], &[], &["open"]), (Verdict::Unknown, said(&[]), said(&["open"])));
+        assert_eq!(of(&["wrong"], &["idle"], &[]), (Verdict::Unknown, said(&[]), said(&["wrong", "idle"])));
+        let error =
+            Error::Interrupted.beside(&said(&["kernel_bound was not active at the start: its clients get no answers"]));
+        assert_eq!(
+            error.to_string(),
+            "interrupted (kernel_bound was not active at the start: its clients get no answers)"
+        );
+        assert_eq!(Error::Interrupted.beside(&[]).to_string(), "interrupted");
+    }
 
     #[test]
     fn every_case_has_its_story() {

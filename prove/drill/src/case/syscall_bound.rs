@@ -1,23 +1,39 @@
-//! I3: at one command a round trip a server spends its time in the kernel's TCP path. Then the same server without it.
+//! I3: at one command a round trip a server spends its time in the kernel's TCP path. Then the same server without it,
+//! for clients beside it and for clients elsewhere.
+
+mod remote;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use serde_json::Value as Json;
+use unslow_client::{Connection, Target};
 use unslow_engine::{Engine, Server, ServerSpec, WorkDir, free_port, spawn_bound, wait_for};
 use unslow_lab::faults;
-use unslow_lab::lab::Lab;
+use unslow_lab::lab::{Host, Lab};
 use unslow_units::{percent, rate, time_us};
 
+use super::busy::{self, Busy};
 use super::{AMONG_OTHERS, Background, Context, Diagnosis, Played, Row, believed, flames, median, number};
 use crate::error::Error;
+use crate::stage::{self, Answered, Hosts, PATIENCE};
+use remote::Remote;
+
+/// Connections of each run of the load generator; and as they are typed.
+const CONNECTIONS: usize = 50;
+const CONNECTIONS_TEXT: &str = "50";
 
 /// What is measured with a way to the server.
 struct Way<'a> {
     name: &'a str,
     url: String,
+    /// The same server over TCP.
+    tcp: Target,
     more: &'a [&'a str],
     pid: u32,
+    /// The host of a lab that the load comes from, if it is not this machine itself.
+    from: Option<(&'a Lab, &'a Host)>,
 }
 
 /// A directory of ours that goes whatever happens.
@@ -42,6 +58,22 @@ fn attached(cx: &Context<'_>, port: &str) -> Result<Option<Background>, Error> {
     }
     let said = receiver.recv_timeout(Duration::from_secs(10)).unwrap_or_default();
     Ok(said.contains("bypass TCP from now on").then_some(child))
+}
+
+impl Context<'_> {
+    /// What `bypass ls` lists of a load, once that is all of its connections. The generator has some of its own beside
+    /// them, so that the last may still be on their way.
+    fn listed(&self, environment: &[(&str, &str)], of: impl Fn(&Json) -> usize) -> Result<usize, Error> {
+        let until = Instant::now() + Duration::from_secs(1);
+        loop {
+            let text = self.text(None, &["bypass", "ls", "--format", "json", "--quiet"], environment)?;
+            let found = of(&serde_json::from_str(&text).map_err(Error::Json)?);
+            if found >= CONNECTIONS || Instant::now() > until {
+                return Ok(found);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 #[derive(Default)]
@@ -69,6 +101,7 @@ struct Servers {
     /// Under the bypass, where it serves TCP and shared memory at once.
     carried: Background,
     carried_port: u16,
+    carried_target: Target,
     /// Where clients and the carried server meet. Not in the case's folder: a unix socket's path is short.
     meeting: WorkDir,
     /// As it is.
@@ -91,29 +124,37 @@ impl Servers {
         let with_libraries: Vec<_> =
             environment.into_iter().chain(libraries.as_deref().map(|dir| ("LD_LIBRARY_PATH", dir))).collect();
         let carried = cx.background(None, &arguments, &with_libraries)?;
-        let target = unslow_client::Target::parse(&format!("127.0.0.1:{port}"))?;
+        let carried_target = Target::parse(&format!("127.0.0.1:{port}"))?;
         wait_for("the server under the bypass", Duration::from_secs(20), || {
-            let connection = unslow_client::Connection::open(&target, &Default::default());
+            let connection = Connection::open(&carried_target, &Default::default());
             Ok(connection.is_ok_and(|mut c| c.call(&["PING"]).is_ok()))
         })?;
         // And once more for the eBPF variant: it works on a port.
         let below = Server::start(engine, &ServerSpec::default())?;
         let sockmap = attached(cx, &below.port.to_string())?;
-        Ok(Servers { sockmap, below, carried, carried_port: port, meeting, plain })
+        Ok(Servers { sockmap, below, carried, carried_port: port, carried_target, meeting, plain })
     }
 
     /// The ways that can be measured here. TCP comes first and shared memory second.
-    fn ways(&self) -> Vec<Way<'static>> {
-        let (plain, carried, below) = (&self.plain, &self.carried, &self.below);
-        let shared_memory = format!("shm:{}", self.carried_port);
+    fn ways<'a>(&self) -> Vec<Way<'a>> {
+        let over_tcp = |name, server: &Server, more| {
+            let (url, tcp) = (server.url(), server.target());
+            Way { name, url, tcp, more, pid: server.pid(), from: None }
+        };
         let mut ways = vec![
-            Way { name: "TCP", url: plain.url(), more: &[], pid: plain.pid() },
-            Way { name: "shared memory (unslow bypass)", url: shared_memory, more: &[], pid: carried.0.id() },
-            Way { name: "TCP, pipelines of 16", url: plain.url(), more: &["--pipeline", "16"], pid: plain.pid() },
+            over_tcp("TCP", &self.plain, &[][..]),
+            Way {
+                name: "shared memory (unslow bypass)",
+                url: format!("shm:{}", self.carried_port),
+                tcp: self.carried_target.clone(),
+                more: &[],
+                pid: self.carried.0.id(),
+                from: None,
+            },
+            over_tcp("TCP, pipelines of 16", &self.plain, &["--pipeline", "16"]),
         ];
         if self.sockmap.is_some() {
-            let url = below.url();
-            ways.push(Way { name: "eBPF (unslow bypass --sockmap)", url, more: &[], pid: below.pid() });
+            ways.push(over_tcp("eBPF (unslow bypass --sockmap)", &self.below, &[]));
         }
         ways
     }
@@ -128,11 +169,21 @@ struct Load {
 
 impl Load {
     fn arguments(&self) -> [&str; 9] {
-        ["--connections", "50", "--seconds", &self.seconds, "--mix", "get=1", "--keys", "1000", "--verify"]
+        ["--connections", CONNECTIONS_TEXT, "--seconds", &self.seconds, "--mix", "get=1", "--keys", "1000", "--verify"]
     }
 
     fn environment(&self) -> [(&str, &str); 1] {
         [("UNSLOW_BYPASS_DIR", &self.directory)]
+    }
+}
+
+impl Load {
+    /// The same beside something that is looked at, for longer than that takes.
+    fn beside(&self, cx: &Context<'_>, way: &Way<'_>, environment: &[(&str, &str)]) -> Result<Busy, Error> {
+        let arguments = [&self.arguments()[..], &["--seconds", "10"], way.more].concat();
+        let Way { from, ref url, ref tcp, .. } = *way;
+        let connections = CONNECTIONS;
+        Busy::begin(cx, &busy::Load { from, url, server: tcp, connections, arguments: &arguments, environment })
     }
 }
 
@@ -156,8 +207,8 @@ impl Steps<'_, '_> {
                 let arguments =
                     [&["bench", way.url.as_str()], &load[..], way.more, &["--format", "json", "--quiet"], AMONG_OTHERS]
                         .concat();
-                let text = self.cx.text(None, &arguments, &self.load.environment())?;
-                let report: serde_json::Value = serde_json::from_str(&text).map_err(Error::Json)?;
+                let text = self.cx.text(way.from, &arguments, &self.load.environment())?;
+                let report: Json = serde_json::from_str(&text).map_err(Error::Json)?;
                 let run = &report["runs"][0];
                 believed(run, &mut self.played.notes)?;
                 seen.per_s.push(number(&run["throughput_per_s"]));
@@ -174,32 +225,33 @@ impl Steps<'_, '_> {
     /// flame graph is kept as `picture`.
     fn sample(&mut self, way: &Way<'_>, picture: &str, count_rings: bool) -> Result<f64, Error> {
         self.cx.say(&format!("{}: sampling", way.name));
-        let (load, environment) = (self.load.arguments(), self.load.environment());
-        let busy = [&["bench", way.url.as_str()], &load[..], &["--seconds", "3"], way.more, AMONG_OTHERS].concat();
-        let _busy = self.cx.background(None, &busy, &environment)?;
-        std::thread::sleep(Duration::from_millis(700)); // its own start
-        if count_rings {
-            let text = self.cx.text(None, &["bypass", "ls", "--format", "json", "--quiet"], &environment)?;
-            let listed: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-            self.over_rings = listed["servers"][0]["connections"].as_array().map_or(0, Vec::len);
-        }
-        let title = format!("redis-server, {}", way.name);
-        Ok(match flames::of_process(way.pid, &title, self.cx.folder.path(), picture) {
-            Ok((share, picture)) => {
-                self.played.pictures.push(picture);
-                share
+        let environment = self.load.environment();
+        let scene = |_: &mut Busy, answered: Answered| -> Result<f64, Error> {
+            answered.enough(PATIENCE)?;
+            if count_rings {
+                let of = |listed: &Json| listed["servers"][0]["connections"].as_array().map_or(0, Vec::len);
+                self.over_rings = self.cx.listed(&environment, of)?;
             }
+            let title = format!("redis-server, {}", way.name);
+            let (share, picture) = flames::of_process(way.pid, &title, self.cx.folder.path(), picture)
+                .map_err(|why| Error::Program { command: "perf".into(), why: why.to_string() })?;
+            self.played.pictures.push(picture);
+            Ok(share)
+        };
+        let busy = self.load.beside(self.cx, way, &environment)?;
+        match stage::play(busy, PATIENCE, scene).0 {
+            Err(Error::Interrupted) => Err(Error::Interrupted),
             Err(why) => {
-                self.played.notes.push(format!("no flame graph: {why}"));
-                f64::NAN
+                self.played.notes.push(format!("no flame graph of {}: {why}", way.name));
+                Ok(f64::NAN)
             }
-        })
+            Ok(share) => Ok(share),
+        }
     }
 
-    /// Adds a row for each way; the medians of TCP and of shared memory.
-    fn rows(&mut self, ways: &[Way<'_>], all: Vec<Seen>) -> Result<(Medians, Medians), Error> {
-        let unknown = Medians { per_s: f64::NAN, p50: f64::NAN, server_us: f64::NAN };
-        let (mut before, mut after) = (unknown, unknown);
+    /// Adds a row for each way; their medians.
+    fn rows(&mut self, ways: &[Way<'_>], all: Vec<Seen>) -> Result<Vec<Medians>, Error> {
+        let mut found = Vec::new();
         for (i, (way, seen)) in ways.iter().zip(all).enumerate() {
             let medians =
                 Medians { per_s: median(seen.per_s), p50: median(seen.p50), server_us: median(seen.server_us) };
@@ -208,11 +260,6 @@ impl Steps<'_, '_> {
                 1 => self.sample(way, "after", true)?,
                 _ => f64::NAN,
             };
-            match i {
-                0 => before = medians,
-                1 => after = medians,
-                _ => {}
-            }
             let cells = vec![
                 rate(medians.per_s),
                 time_us(medians.p50),
@@ -222,14 +269,18 @@ impl Steps<'_, '_> {
                 percent(kernel),
             ];
             self.played.rows.push(Row { name: way.name.into(), cells });
+            found.push(medians);
         }
-        Ok((before, after))
+        Ok(found)
     }
 
     /// What must hold, and the sentence to repeat.
     fn judge(&mut self, before: Medians, after: Medians) {
         let (over_rings, played) = (self.over_rings, &mut self.played);
-        played.held.push((over_rings >= 50, format!("{over_rings} connections were carried by shared memory, not 50")));
+        played.held.push((
+            over_rings >= CONNECTIONS,
+            format!("{over_rings} connections were carried by shared memory, not {CONNECTIONS}"),
+        ));
         played.held.push((after.per_s > 1.5 * before.per_s, "shared memory was not half as fast again as TCP".into()));
         played.held.push((after.server_us < before.server_us, "shared memory cost the server more than TCP".into()));
         played.closing = format!(
@@ -250,13 +301,11 @@ impl Steps<'_, '_> {
 fn diagnose(cx: &mut Context<'_>) -> Result<(Engine, Diagnosis), Error> {
     let fault = faults::named("kernel_bound")?;
     cx.say("a server and fifty connections with one command in flight each");
-    let mut topology = fault.topology("redis-7.0");
-    topology.seed = cx.seed;
-    let lab = Lab::start_flat(&topology)?;
-    let _active = fault.inject(&lab, None, None)?;
-    std::thread::sleep(Duration::from_millis(300));
-    let diagnosis = cx.diagnose(&lab, 0)?;
-    Ok((lab.deployment.nodes[0].engine().clone(), diagnosis))
+    let stage = cx.raise(fault.topology("redis-7.0"), Hosts::Flat)?;
+    let struck = cx.strike(&stage, fault.name, None, None)?;
+    let diagnosis = cx.diagnose(&stage.lab, 0)?;
+    cx.heal(&stage, fault.name, struck)?;
+    Ok((stage.lab.deployment.nodes[0].engine().clone(), diagnosis))
 }
 
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
@@ -266,7 +315,10 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         return Ok(Played::diagnosed(diagnosis));
     }
     let mut servers = Servers::start(cx, &engine)?;
-    let ways = servers.ways();
+    let remote = Remote::start(cx, &engine)?;
+    let mut ways = servers.ways();
+    let local = ways.len();
+    ways.extend(remote.iter().flat_map(Remote::ways));
     let played = Played {
         columns: vec!["way", "requests", "p50", "p99", "server CPU each", "client CPU each", "in the kernel"],
         ..Played::default()
@@ -278,12 +330,19 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         steps.played.notes.push(skipped.into());
     }
     let seen = steps.windows(&ways, pairs)?;
-    let (before, after) = steps.rows(&ways, seen)?;
-    if servers.sockmap.as_mut().is_some_and(|s| s.0.try_wait().is_ok_and(|ended| ended.is_some())) {
+    let found = steps.rows(&ways, seen)?;
+    if servers.sockmap.as_mut().is_some_and(|s| s.has_ended()) {
         steps.played.notes.push("the eBPF variant ended during the run, so its row may show plain TCP".into());
     }
+    steps.judge(found[0], found[1]);
+    match &remote {
+        Some(remote) => steps.judge_remote(remote, &ways[local..], &found[local..])?,
+        None => {
+            let left_out = "clients on another host were left out: this user may not make network namespaces";
+            steps.played.notes.push(left_out.into());
+        }
+    }
     drop((servers.carried, servers.sockmap));
-    steps.judge(before, after);
     steps.played.diagnosis = Some(diagnosis);
     Ok(steps.played)
 }

@@ -7,11 +7,12 @@ use unslow_engine::view;
 
 use super::interrupted;
 use super::judge::promoted;
-use super::time_line::{Faults, Ground, Stage, sleep_until};
+use super::time_line::{Faults, Ground, TimeLine};
 use crate::check::{Check, CheckId};
 use crate::error::{Error, Unfit};
 use crate::observe::{Event, State, What, Who};
 use crate::places::{Places, Way};
+use crate::stage::sleep_until;
 
 /// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody; a hang ends by itself.
 pub const FOREIGN: [&str; 3] = ["failover", "hang", "none"];
@@ -42,29 +43,29 @@ impl Ground for Foreign {
         true
     }
 
-    fn strike(&self, stage: &mut Stage<'_, '_>) -> Result<Faults, Error> {
+    fn strike(&self, line: &mut TimeLine<'_, '_>) -> Result<Faults, Error> {
         if !sleep_until(Instant::now() + Duration::from_secs(2)) {
-            stage.check(Check::unknown(CheckId::Load, "interrupted before the fault: nothing was done"));
+            line.check(Check::unknown(CheckId::Load, "interrupted before the fault: nothing was done"));
             return Ok(Faults::NotBegun);
         }
-        stage.played.from_us = stage.run.now_us();
-        stage.observer.note(stage.fault);
-        stage.say(stage.fault);
-        let (begun, lasts) = (Instant::now(), stage.plan.hang());
-        let result = foreign(&self.places, stage.fault, lasts);
-        stage.facts("during");
+        line.played.from_us = line.run.now_us();
+        line.observer.note(line.fault);
+        line.say(line.fault);
+        let (begun, lasts) = (Instant::now(), line.plan.hang());
+        let result = foreign(&self.places, line.fault, lasts);
+        line.facts("during");
         match &result {
-            Ok(Some(hangs)) => stage.watch_hang(hangs, begun, lasts),
-            Ok(None) if stage.fault == "none" => stage.watch_nothing(),
-            Ok(None) => stage.watch_failover(),
+            Ok(Some(hangs)) => line.watch_hang(hangs, begun, lasts),
+            Ok(None) if line.fault == "none" => line.watch_nothing(),
+            Ok(None) => line.watch_failover(),
             Err(_) => {}
         }
-        stage.played.until_us = stage.run.now_us();
+        line.played.until_us = line.run.now_us();
         result.map(|_| Faults::Over)
     }
 }
 
-impl Stage<'_, '_> {
+impl TimeLine<'_, '_> {
     /// Whether a server that was put to sleep was silent.
     fn watch_hang(&mut self, hangs: &str, begun: Instant, lasts: Duration) {
         let s = lasts.as_secs_f64();
@@ -98,7 +99,7 @@ impl Stage<'_, '_> {
     /// Whether a replica was promoted: the command returns before anything has happened.
     fn watch_failover(&mut self) {
         let until = Instant::now() + Duration::from_secs(60);
-        let is_promoted = |stage: &Self| promoted(&stage.observer.events(), stage.played.from_us).is_some();
+        let is_promoted = |line: &Self| promoted(&line.observer.events(), line.played.from_us).is_some();
         while !is_promoted(self) && Instant::now() < until && !interrupted() {
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -8,27 +8,27 @@ use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 
 use super::interrupted;
-use super::time_line::{Faults, Ground, Stage, sleep_until};
+use super::time_line::{Faults, Ground, TimeLine};
 use crate::check::{Check, CheckId};
 use crate::error::Error;
 use crate::places::Places;
 use crate::spec::{FaultSpec, Plan};
-use crate::verify::Struck;
+use crate::stage::{Stage, Struck, sleep_until};
 
 /// Before a fault is due within this time of another, there is no time for a look at the deployment.
 const CALM: Duration = Duration::from_secs(2);
 
 /// A lab that was brought up for the run.
 pub struct InLab {
-    pub lab: Lab,
+    pub stage: Stage,
     places: Places,
 }
 
 impl InLab {
     /// Looks at the lab.
-    pub fn new(lab: Lab) -> Result<InLab, Error> {
-        let places = Places::of_lab(&lab)?;
-        Ok(InLab { lab, places })
+    pub fn new(stage: Stage) -> Result<InLab, Error> {
+        let places = Places::of_lab(&stage.lab)?;
+        Ok(InLab { stage, places })
     }
 }
 
@@ -38,32 +38,32 @@ impl Ground for InLab {
     }
 
     fn engine(&self) -> String {
-        self.lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default()
+        self.stage.engine()
     }
 
     fn outlives_the_run(&self) -> bool {
         false
     }
 
-    fn strike(&self, stage: &mut Stage<'_, '_>) -> Result<Faults, Error> {
-        let start_us = stage.run.now_us();
+    fn strike(&self, line: &mut TimeLine<'_, '_>) -> Result<Faults, Error> {
+        let start_us = line.run.now_us();
         let mut started: BTreeMap<usize, Box<Struck>> = BTreeMap::new();
-        let mut result = self.play_acts(stage, &mut started);
+        let mut result = self.play_acts(line, &mut started);
         // What has no end of its own lasts until here.
         if result.is_ok() && !started.is_empty() {
-            sleep_until(Instant::now() + stage.plan.after);
+            sleep_until(Instant::now() + line.plan.after);
         }
         // Last in, first out.
         while let Some((i, fault)) = started.pop_last() {
-            let ended = self.end(stage, name_of(stage, i), fault, result.is_ok());
+            let ended = self.end(line, name_of(line, i), fault, result.is_ok());
             result = result.and(ended);
         }
         result?;
-        if stage.plan.faults.is_empty() {
-            sleep_until(Instant::now() + stage.plan.after);
-            (stage.played.from_us, stage.played.until_us) = (start_us, stage.run.now_us());
-        } else if stage.played.from_us == 0 {
-            stage.check(Check::unknown(CheckId::Fault, "no fault was active"));
+        if line.plan.faults.is_empty() {
+            sleep_until(Instant::now() + line.plan.after);
+            (line.played.from_us, line.played.until_us) = (start_us, line.run.now_us());
+        } else if line.played.from_us == 0 {
+            line.check(Check::unknown(CheckId::Fault, "no fault was active"));
         }
         Ok(Faults::Over)
     }
@@ -71,9 +71,9 @@ impl Ground for InLab {
 
 impl InLab {
     /// Begins and ends faults at their times, up to the first error or the end that a signal asks for.
-    fn play_acts(&self, stage: &mut Stage<'_, '_>, started: &mut BTreeMap<usize, Box<Struck>>) -> Result<(), Error> {
+    fn play_acts(&self, line: &mut TimeLine<'_, '_>, started: &mut BTreeMap<usize, Box<Struck>>) -> Result<(), Error> {
         let clock = Instant::now();
-        let acts = acts(stage.plan);
+        let acts = acts(line.plan);
         let mut shift = Duration::ZERO;
         for (i, (at, act)) in acts.iter().enumerate() {
             let calm = acts.get(i + 1).is_none_or(|(next, _)| *next >= *at + CALM);
@@ -83,14 +83,14 @@ impl InLab {
             match act {
                 Act::Begin(fault) => {
                     let before = Instant::now();
-                    let begun = self.begin(stage, *fault, calm);
+                    let begun = self.begin(line, *fault, calm);
                     // A failover takes its time; the rest of the time line waits for it.
                     shift += before.elapsed().saturating_sub(Duration::from_millis(500));
                     started.extend(begun?.map(|begun| (*fault, begun)));
                 }
                 Act::End(fault) => {
                     if let Some(ending) = started.remove(fault) {
-                        self.end(stage, name_of(stage, *fault), ending, true)?;
+                        self.end(line, name_of(line, *fault), ending, true)?;
                     }
                 }
             }
@@ -99,26 +99,26 @@ impl InLab {
     }
 
     /// Begins a fault of the plan; `None` where it is over already.
-    fn begin(&self, stage: &mut Stage<'_, '_>, fault: usize, calm: bool) -> Result<Option<Box<Struck>>, Error> {
-        let (spec, name) = (&stage.plan.faults[fault], name_of(stage, fault));
-        stage.say(&format!("{name} {}", spec.who.as_deref().unwrap_or_default()));
-        let before_us = stage.run.now_us();
-        match begin(&self.lab, &name, spec, stage)? {
+    fn begin(&self, line: &mut TimeLine<'_, '_>, fault: usize, calm: bool) -> Result<Option<Box<Struck>>, Error> {
+        let (spec, name) = (&line.plan.faults[fault], name_of(line, fault));
+        line.say(&format!("{name} {}", spec.who.as_deref().unwrap_or_default()));
+        let before_us = line.run.now_us();
+        match begin(&self.stage, &name, spec, line)? {
             Begun::On(struck) => {
-                let now = stage.run.now_us();
-                stage.played.from_us = if stage.played.from_us == 0 { now } else { stage.played.from_us };
-                stage.observer.note(&format!("{name}: {}", struck.subject()));
-                stage.check(proved(&struck, &self.lab, &name, "at the start"));
+                let now = line.run.now_us();
+                line.played.from_us = if line.played.from_us == 0 { now } else { line.played.from_us };
+                line.observer.note(&format!("{name}: {}", struck.subject()));
+                line.check(proved(&struck, &self.stage.lab, &name, "at the start"));
                 if calm {
-                    stage.facts("during");
+                    line.facts("during");
                 }
                 Ok(Some(struck))
             }
             Begun::Over { redundant_us, checks } => {
-                stage.played.checks.extend(checks);
-                stage.played.between_us = Some(redundant_us);
-                stage.played.from_us = if stage.played.from_us == 0 { before_us } else { stage.played.from_us };
-                stage.played.until_us = stage.run.now_us();
+                line.played.checks.extend(checks);
+                line.played.between_us = Some(redundant_us);
+                line.played.from_us = if line.played.from_us == 0 { before_us } else { line.played.from_us };
+                line.played.until_us = line.run.now_us();
                 Ok(None)
             }
         }
@@ -126,16 +126,22 @@ impl InLab {
 
     /// Ends a fault. Where the run `looks`, also says whether it was at work until then, and whether it is gone: a run
     /// that failed has nothing to prove.
-    fn end(&self, stage: &mut Stage<'_, '_>, name: String, mut struck: Box<Struck>, looks: bool) -> Result<(), Error> {
+    fn end(
+        &self,
+        line: &mut TimeLine<'_, '_>,
+        name: String,
+        mut struck: Box<Struck>,
+        looks: bool,
+    ) -> Result<(), Error> {
         if looks {
-            stage.check(proved(&struck, &self.lab, &name, "at the end"));
+            line.check(proved(&struck, &self.stage.lab, &name, "at the end"));
         }
-        stage.played.until_us = stage.run.now_us();
-        stage.observer.note(&format!("{name} ends"));
+        line.played.until_us = line.run.now_us();
+        line.observer.note(&format!("{name} ends"));
         // Nothing more is done to a lab that cannot be put back, and nothing is judged in it.
         struck.heal()?;
-        if looks && let Err(found) = struck.is_over(&self.lab) {
-            stage.check(Check::unknown(CheckId::Fault, format!("{name} could not be undone: {found}")));
+        if looks && let Err(found) = struck.is_over(&self.stage.lab) {
+            line.check(Check::unknown(CheckId::Fault, format!("{name} could not be undone: {found}")));
         }
         Ok(())
     }
@@ -164,8 +170,8 @@ pub fn name_in<'a>(spec: &'a FaultSpec, fault: &'a str) -> &'a str {
     if spec.names().iter().any(|n| n == fault) { fault } else { &spec.names()[0] }
 }
 
-fn name_of(stage: &Stage<'_, '_>, fault: usize) -> String {
-    name_in(&stage.plan.faults[fault], stage.fault).to_string()
+fn name_of(line: &TimeLine<'_, '_>, fault: usize) -> String {
+    name_in(&line.plan.faults[fault], line.fault).to_string()
 }
 
 /// Whether a fault is at work.
@@ -189,14 +195,14 @@ enum Begun {
 }
 
 /// Begins a fault.
-fn begin(lab: &Lab, name: &str, spec: &FaultSpec, stage: &Stage<'_, '_>) -> Result<Begun, Error> {
+fn begin(stage: &Stage, name: &str, spec: &FaultSpec, line: &TimeLine<'_, '_>) -> Result<Begun, Error> {
     if name == "rolling_restart" {
-        return rolling_restart(lab, spec.value.as_deref() == Some("failover"), stage);
+        return rolling_restart(&stage.lab, spec.value.as_deref() == Some("failover"), line);
     }
-    Struck::inject(lab, name, spec.who.as_deref(), spec.value.as_deref()).map(|struck| Begun::On(Box::new(struck)))
+    stage.strike(name, spec.who.as_deref(), spec.value.as_deref()).map(|struck| Begun::On(Box::new(struck)))
 }
 
-fn rolling_restart(lab: &Lab, fail_over: bool, stage: &Stage<'_, '_>) -> Result<Begun, Error> {
+fn rolling_restart(lab: &Lab, fail_over: bool, line: &TimeLine<'_, '_>) -> Result<Begun, Error> {
     let (restart, failover) = (faults::named("restart")?, faults::named("failover")?);
     let mut redundant_us = 0;
     let over = |redundant_us, check| Ok(Begun::Over { redundant_us, checks: vec![check] });
@@ -206,11 +212,11 @@ fn rolling_restart(lab: &Lab, fail_over: bool, stage: &Stage<'_, '_>) -> Result<
         }
         let master = info(&mut node.connect()?, "replication")?.get("role") == Some("master");
         if master && fail_over {
-            stage.observer.note(&format!("failover of {}", node.name()));
+            line.observer.note(&format!("failover of {}", node.name()));
             // It stays so: the next restart finds it a replica.
             failover.inject(lab, Some(node.name()), None)?.forget();
         }
-        stage.observer.note(&format!("restart of {}", node.name()));
+        line.observer.note(&format!("restart of {}", node.name()));
         let pid = node.pid();
         restart.inject(lab, Some(node.name()), None)?;
         if node.pid() == pid {
@@ -220,7 +226,7 @@ fn rolling_restart(lab: &Lab, fail_over: bool, stage: &Stage<'_, '_>) -> Result<
         let restarted = Instant::now();
         std::thread::sleep(Duration::from_millis(200));
         let whole = wait_for("full redundancy after a restart", Duration::from_secs(60), || {
-            Ok(interrupted() || stage.is_redundant())
+            Ok(interrupted() || line.is_redundant())
         });
         redundant_us = redundant_us.max(restarted.elapsed().as_micros() as u64);
         if whole.is_err() {

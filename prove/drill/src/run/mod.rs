@@ -14,24 +14,23 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use unslow_client::{Target, TlsOptions};
 /// Whether a signal has asked this process to end.
 pub use unslow_interrupt::asked as interrupted;
-use unslow_lab::faults;
-use unslow_lab::lab::Lab;
 
 use crate::caller::Run;
 use crate::check::lost_writes::writes;
 use crate::check::{Check, CheckId, Verdict};
 use crate::error::{Error, Unfit};
 use crate::history::{History, Model};
-use crate::load::{self, Finals};
+use crate::load::{self, Clients, Finals};
 use crate::observe::{Event, Observer, masters_at_once};
 use crate::spec::{Drill, Kind, Plan};
+use crate::stage::{self, Hosts, PATIENCE, Stage, Variation};
 use crate::store::Folder;
 
 pub use foreign::FOREIGN;
 use foreign::Foreign;
 use lab::{InLab, name_in};
 pub use outcome::{Document, Figures, Outcome, Registers, SCHEMA};
-use time_line::{Ground, Played, Stage};
+use time_line::{Ground, Played, TimeLine};
 
 /// How to run it, beside what the drill says.
 #[derive(Clone, Debug)]
@@ -95,34 +94,21 @@ struct Task<'a> {
 
 impl Task<'_> {
     fn play_in_lab(&self, progress: &mut dyn FnMut(&str)) -> Result<Outcome, Error> {
-        let mut topology = self.plan.topology.clone().ok_or(Unfit::NoLab)?;
-        topology.seed = self.how.seed;
-        if let Some(engine) = &self.how.engine {
-            topology.deployment.server = engine.clone();
-        }
-        for spec in &self.plan.faults {
-            if let Some(needs) = faults::find(name_in(spec, self.fault)) {
-                for (key, value) in needs.settings_for(&topology.deployment.server) {
-                    topology
-                        .deployment
-                        .settings
-                        .entry(key.to_string())
-                        .or_insert_with(|| unslow_lab::topology::Setting::Text(value.to_string()));
-                }
-            }
-        }
+        let topology = self.plan.topology.clone().ok_or(Unfit::NoLab)?;
+        let variation = Variation { seed: self.how.seed, engine: self.how.engine.as_deref() };
+        let faults: Vec<&str> = self.plan.faults.iter().map(|spec| name_in(spec, self.fault)).collect();
         progress("bringing the lab up");
-        let lab = Lab::start(&topology)?;
-        for sentinel in &lab.deployment.sentinels {
+        let stage = Stage::raise(topology, Hosts::Wired, variation, &faults)?;
+        for sentinel in &stage.lab.deployment.sentinels {
             let mut connection = sentinel.connect()?;
             for (key, value) in &self.plan.sentinel {
                 let value = value.as_str().map_or_else(|| value.to_string(), String::from);
                 connection.call(&["SENTINEL", "SET", "mymaster", key, &value])?;
             }
         }
-        let ground = InLab::new(lab)?;
+        let ground = InLab::new(stage)?;
         let outcome = self.play(&ground, progress);
-        for (server, _) in ground.lab.servers() {
+        for (server, _) in ground.stage.lab.servers() {
             let _ = self.folder.keep(&format!("{}.log", server.name()), &server.log());
         }
         outcome
@@ -139,24 +125,24 @@ impl Task<'_> {
         let (run, clients) = Run::new(places, &shards, &self.plan.load, &stop);
         let observer = Observer::new(run.begun);
         let (played, (history, died)) = std::thread::scope(|scope| {
-            let _ends = Ends(&[&stop, &unwatch]);
+            let _end = End(&unwatch);
             observer.watch(places, scope, &unwatch);
-            let threads = load::start(&run, scope, &clients);
-            let stage = Stage {
-                plan: self.plan,
-                fault: self.fault,
-                how: self.how,
-                folder: self.folder,
-                places,
-                run: &run,
-                observer: &observer,
-                progress: &mut *progress,
-                played: Played::default(),
-            };
-            let played = stage.play(ground);
-            let ended_us = run.now_us();
-            stop.store(true, Ordering::SeqCst);
-            (played.map(|p| Played { ended_us, ..p }), load::collect(clients.clone(), threads))
+            progress("waiting for every client to get through");
+            stage::play(Clients::begin(&run, scope, &clients), PATIENCE, |_, answered| {
+                let line = TimeLine {
+                    plan: self.plan,
+                    fault: self.fault,
+                    how: self.how,
+                    folder: self.folder,
+                    places,
+                    run: &run,
+                    observer: &observer,
+                    progress: &mut *progress,
+                    played: Played::default(),
+                };
+                let played = line.play(ground, answered)?;
+                Ok(Played { ended_us: run.now_us(), ..played })
+            })
         });
         progress("reading back what was written");
         let wanted = self.plan.load.kind == Kind::Writes && played.is_ok();
@@ -236,11 +222,11 @@ impl Task<'_> {
     }
 }
 
-/// Ends the clients' work whatever happens: a scope waits for its threads even when it is left by a panic.
-pub(crate) struct Ends<'a>(pub &'a [&'a AtomicBool]);
+/// Ends the observer's work whatever happens: a scope waits for its threads even when it is left by a panic.
+struct End<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|stop| stop.store(true, Ordering::SeqCst));
+        self.0.store(true, Ordering::SeqCst);
     }
 }

@@ -1,6 +1,5 @@
 //! The time line of a run: what is done to a deployment under load, when, and until when.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use unslow_client::Options;
@@ -11,7 +10,8 @@ use crate::check::{Check, CheckId};
 use crate::error::Error;
 use crate::observe::Observer;
 use crate::places::Places;
-use crate::spec::{Kind, Plan};
+use crate::spec::Plan;
+use crate::stage::{Answered, PATIENCE, sleep_until};
 use crate::store::Folder;
 
 /// What the time line left to be judged.
@@ -42,7 +42,7 @@ pub trait Ground {
 
     /// Does the faults and proves that they were at work. Whatever happens, each that was begun is ended, or ends by
     /// itself.
-    fn strike(&self, stage: &mut Stage<'_, '_>) -> Result<Faults, Error>;
+    fn strike(&self, line: &mut TimeLine<'_, '_>) -> Result<Faults, Error>;
 }
 
 /// How far a [`Ground`] came with its faults.
@@ -54,8 +54,8 @@ pub enum Faults {
     NotBegun,
 }
 
-/// A deployment under load, and what is to be done to it.
-pub struct Stage<'a, 'r> {
+/// What is to be done to a deployment under load.
+pub struct TimeLine<'a, 'r> {
     pub plan: &'a Plan,
     pub fault: &'a str,
     pub how: &'a How,
@@ -67,23 +67,14 @@ pub struct Stage<'a, 'r> {
     pub played: Played,
 }
 
-/// Sleeps until a moment; `false` when somebody ended the run.
-pub fn sleep_until(at: Instant) -> bool {
-    while Instant::now() < at {
-        if interrupted() {
-            return false;
-        }
-        std::thread::sleep(at.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)));
-    }
-    !interrupted()
-}
-
-impl Stage<'_, '_> {
-    /// Waits until the deployment serves every client, then has the ground do its faults and sees how it ends.
-    pub fn play(mut self, ground: &dyn Ground) -> Result<Played, Error> {
-        if !self.everyone_gets_through() {
+impl TimeLine<'_, '_> {
+    /// Once the deployment serves its clients, has the ground do its faults and sees how it ends.
+    pub fn play(mut self, ground: &dyn Ground, answered: Answered) -> Result<Played, Error> {
+        if let Err(found) = answered.enough(PATIENCE) {
+            self.check(Check::unknown(CheckId::Load, found.to_string()));
             return Ok(self.played);
         }
+        self.observer.note("every client gets through");
         self.look_at_redundancy();
         self.facts("before");
         if ground.strike(&mut self)? == Faults::Over {
@@ -103,27 +94,6 @@ impl Stage<'_, '_> {
 
     pub(super) fn is_redundant(&self) -> bool {
         self.observer.redundant(self.places.nodes.len(), self.places.masters)
-    }
-
-    /// Waits until each client has had an answer. Whether they have.
-    fn everyone_gets_through(&mut self) -> bool {
-        self.say("waiting for every client to get through");
-        let all = self.run.progress.len();
-        let through = |run: &Run| run.progress.iter().filter(|p| p.load(Ordering::Relaxed) > 0).count();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        // Locks are taken by one at a time: somebody is enough.
-        let wanted = if self.plan.load.kind == Kind::Locks { 1 } else { all };
-        while through(self.run) < wanted && Instant::now() < deadline && !interrupted() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let now = through(self.run);
-        if now < wanted {
-            let text = format!("{now} of {all} clients had an answer within 20 s");
-            self.check(Check::unknown(CheckId::Load, text));
-            return false;
-        }
-        self.observer.note("every client gets through");
-        true
     }
 
     fn look_at_redundancy(&mut self) {

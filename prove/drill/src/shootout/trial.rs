@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use unslow_engine::Server;
-use unslow_lab::lab::Lab;
 
 use super::drivers::{self, Prepared, names};
 use super::{Document, Driver, During, FIRST_ANSWER, STARTS, Seen};
@@ -12,8 +11,8 @@ use super::{begin, judge, keys, last_words, missing, unix_us};
 use crate::error::{Error, Unfit};
 use crate::run::{How, interrupted};
 use crate::spec::{Drill, Plan};
+use crate::stage::{self, Answered, Hosts, Stage, Struck, Variation, Workload, sleep_until};
 use crate::store::Folder;
-use crate::verify::Struck;
 
 /// What is tried.
 pub(super) struct Trial<'a> {
@@ -30,7 +29,7 @@ pub(super) struct Trial<'a> {
 }
 
 /// Clients that can be started, by name.
-type Clients = Vec<(String, Prepared)>;
+type Ready = Vec<(String, Prepared)>;
 
 /// A fault from its beginning until the last answer that is counted.
 struct Window {
@@ -47,42 +46,44 @@ impl Trial<'_> {
         let folder = Folder::make(&self.how.store, &self.drill.name, &format!("{fault}-{}", self.label))?;
         folder.keep("drill.toml", &self.drill.text)?;
         document.folders.push(folder.path().display().to_string());
-        let mut topology = self.plan.topology.clone().ok_or(Unfit::NoLab)?;
-        topology.seed = self.how.seed;
-        if let Some(engine) = &self.how.engine {
-            topology.deployment.server = engine.clone();
-        }
+        let topology = self.plan.topology.clone().ok_or(Unfit::NoLab)?;
         let Some((ready, absent)) = self.prepare(progress) else {
             document.unknown.push(format!("interrupted before {fault}"));
             return Ok(());
         };
         progress(&format!("{fault}: bringing the lab up"));
-        let lab = Lab::start(&topology)?;
-        document.engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
-        let starter = Starter::new(self, &lab, &folder)?;
-        let (models, libraries): (Clients, Clients) =
-            ready.into_iter().partition(|(name, _)| name.starts_with("bench"));
+        let variation = Variation { seed: self.how.seed, engine: self.how.engine.as_deref() };
+        let stage = Stage::raise(topology, Hosts::Wired, variation, &[])?;
+        document.engine = stage.engine();
+        let starter = Starter::new(self, &stage, &folder)?;
+        let (models, libraries): (Ready, Ready) = ready.into_iter().partition(|(name, _)| name.starts_with("bench"));
         document.clients.extend(absent);
-        let mut running = starter.start_all(&libraries, &mut document.clients);
+        let running = starter.start_all(&libraries, &mut document.clients);
         progress(&format!("{fault}: waiting for every client to get through"));
-        starter.first_answers(&libraries, &mut running, &mut document.clients);
-        // These run for a fixed time: from now on.
-        let benches = starter.start_all(&models, &mut document.clients);
-        if interrupted() {
-            return Ok(());
-        }
-        let Some(window) = self.break_and_heal(&lab, &running, document, progress)? else {
-            document.unknown.push(format!("interrupted before {fault}"));
-            return Ok(());
+        let (begun, starts) = (Instant::now(), 1);
+        let libraries = Libraries { starter: &starter, ready: &libraries, running, begun, starts };
+        let scene = |libraries: &mut Libraries<'_>, _| -> Result<(), Error> {
+            document.clients.extend(libraries.leave_out_the_silent());
+            // These run for a fixed time: from now on.
+            let benches = starter.start_all(&models, &mut document.clients);
+            if interrupted() {
+                return Ok(());
+            }
+            let Some(window) = self.break_and_heal(&stage, &libraries.running, document, progress)? else {
+                document.unknown.push(format!("interrupted before {fault}"));
+                return Ok(());
+            };
+            self.judge_libraries(&mut libraries.running, &window, &folder, &mut document.clients)?;
+            self.judge_models(benches, &folder, &mut document.clients, progress);
+            let text = serde_json::to_string_pretty(&document.clients).map_err(Error::Json)?;
+            folder.keep("clients.json", &text)
         };
-        self.judge_libraries(&mut running, &window, &folder, &mut document.clients)?;
-        self.judge_models(benches, &folder, &mut document.clients, progress);
-        let text = serde_json::to_string_pretty(&document.clients).map_err(Error::Json)?;
-        folder.keep("clients.json", &text)
+        let (played, ()) = stage::play(libraries, FIRST_ANSWER, scene);
+        played
     }
 
     /// Clients that can be started, and those that cannot; `None` if interrupted.
-    fn prepare(&self, progress: &mut dyn FnMut(&str)) -> Option<(Clients, Vec<Seen>)> {
+    fn prepare(&self, progress: &mut dyn FnMut(&str)) -> Option<(Ready, Vec<Seen>)> {
         let (fault, only) = (self.fault, self.only);
         let (mut ready, mut absent) = (Vec::new(), Vec::new());
         for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
@@ -102,7 +103,7 @@ impl Trial<'_> {
     /// Waits for the fault's time, injects it, heals it, and waits for the end; `None` if interrupted before it.
     fn break_and_heal(
         &self,
-        lab: &Lab,
+        stage: &Stage,
         running: &[Driver],
         document: &mut Document,
         progress: &mut dyn FnMut(&str),
@@ -111,8 +112,7 @@ impl Trial<'_> {
         let clock = Instant::now();
         let spec = plan.faults.first().ok_or(Unfit::NoFault)?;
         progress(&format!("{fault}: before"));
-        wait(clock + spec.at);
-        if interrupted() {
+        if !sleep_until(clock + spec.at) {
             return Ok(None);
         }
         // What came before was every client's start.
@@ -121,21 +121,21 @@ impl Trial<'_> {
         }
         progress(&format!("{fault}: now"));
         let from_us = unix_us();
-        let mut struck = Struck::inject(lab, fault, spec.who.as_deref(), spec.value.as_deref())?;
-        if let Err(found) = struck.holds(lab) {
+        let mut struck = stage.strike(fault, spec.who.as_deref(), spec.value.as_deref())?;
+        if let Err(found) = struck.holds(&stage.lab) {
             document.unknown.push(format!("{fault} was not active at the start: {found}"));
         }
-        wait(clock + spec.at + spec.lasts.unwrap_or_default());
-        if let Err(found) = struck.holds(lab) {
+        sleep_until(clock + spec.at + spec.lasts.unwrap_or_default());
+        if let Err(found) = struck.holds(&stage.lab) {
             document.unknown.push(format!("{fault} was not active at the end: {found}"));
         }
         let undone = struck.heal().map_err(|e| e.to_string());
-        if let Err(found) = undone.and_then(|()| struck.is_over(lab).map_err(|e| e.to_string())) {
+        if let Err(found) = undone.and_then(|()| struck.is_over(&stage.lab).map_err(|e| e.to_string())) {
             document.unknown.push(format!("{fault} could not be undone: {found}"));
         }
         let healed_us = unix_us();
         progress(&format!("{fault}: after"));
-        wait(clock + plan.end() + plan.after);
+        sleep_until(clock + plan.end() + plan.after);
         let until_us = unix_us();
         if interrupted() {
             document.unknown.push(format!("interrupted during {fault}: its figures end there"));
@@ -195,13 +195,6 @@ impl Trial<'_> {
     }
 }
 
-/// Waits until then, or until interrupted.
-fn wait(until: Instant) {
-    while Instant::now() < until && !interrupted() {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Whether a driver had an answer of the shard that will be hit.
 fn through(driver: &Driver) -> bool {
     driver.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()))
@@ -211,7 +204,7 @@ fn through(driver: &Driver) -> bool {
 struct Starter<'a> {
     plan: &'a Plan,
     fault: &'a str,
-    lab: &'a Lab,
+    stage: &'a Stage,
     folder: &'a Folder,
     /// The node that clients connect to first.
     seed: &'a Server,
@@ -219,11 +212,11 @@ struct Starter<'a> {
 }
 
 impl<'a> Starter<'a> {
-    fn new(trial: &Trial<'a>, lab: &'a Lab, folder: &'a Folder) -> Result<Self, Error> {
+    fn new(trial: &Trial<'a>, stage: &'a Stage, folder: &'a Folder) -> Result<Self, Error> {
         // A node that no fault of this drill hits.
-        let seed = lab.deployment.nodes.get(1).ok_or(Unfit::NoCluster)?;
+        let seed = stage.lab.deployment.nodes.get(1).ok_or(Unfit::NoCluster)?;
         let (hit, other) = keys();
-        Ok(Starter { plan: trial.plan, fault: trial.fault, lab, folder, seed, keys: [hit, other] })
+        Ok(Starter { plan: trial.plan, fault: trial.fault, stage, folder, seed, keys: [hit, other] })
     }
 
     fn start(&self, name: &str, prepared: &Prepared) -> Result<Driver, Error> {
@@ -236,7 +229,7 @@ impl<'a> Starter<'a> {
             keys: self.keys.clone(),
             length: self.plan.end() + self.plan.after + Duration::from_secs(5),
         });
-        begin(self.lab, name, command, self.folder)
+        begin(&self.stage.lab, name, command, self.folder)
     }
 
     /// Starts them all; those that cannot be started are added to `clients` as missing.
@@ -250,35 +243,59 @@ impl<'a> Starter<'a> {
         }
         running
     }
+}
 
-    /// Waits for each client's first answer; those without one are added to `clients` as missing.
-    fn first_answers(&self, libraries: &[(String, Prepared)], running: &mut Vec<Driver>, clients: &mut Vec<Seen>) {
-        let begun_at = Instant::now();
-        let deadline = begun_at + FIRST_ANSWER;
-        // Libraries give up a first connection after the command timeout, which is short for a machine that starts
-        // several of them: a client that ended before its first answer is started again.
-        let mut starts = 1;
-        while !running.iter().all(through) && Instant::now() < deadline && !interrupted() {
-            std::thread::sleep(Duration::from_millis(20));
-            let ended = |d: &mut Driver| !through(d) && d.process.0.try_wait().is_ok_and(|ended| ended.is_some());
-            let Some(driver) = running.iter_mut().find_map(|d| ended(d).then_some(d)) else { continue };
-            let prepared = libraries.iter().find(|(name, _)| *name == driver.name);
-            if starts == STARTS {
-                break;
-            }
-            if let Some(Ok(new)) = prepared.map(|(name, prepared)| self.start(name, prepared)) {
-                *driver = new;
-            }
-            starts += 1;
-        }
-        running.retain_mut(|driver| {
+/// Drivers of libraries, while they work.
+struct Libraries<'a> {
+    starter: &'a Starter<'a>,
+    ready: &'a [(String, Prepared)],
+    running: Vec<Driver>,
+    begun: Instant,
+    /// How often one was started, the first time of all of them counted once.
+    starts: u32,
+}
+
+impl Libraries<'_> {
+    /// Ends those that had no answer, and says why each is missing.
+    fn leave_out_the_silent(&mut self) -> Vec<Seen> {
+        let mut missed = Vec::new();
+        let (seconds, starts) = (self.begun.elapsed().as_secs(), self.starts);
+        let Starter { fault, folder, .. } = *self.starter;
+        self.running.retain(|driver| {
             let there = through(driver);
             if !there {
-                let (seconds, said) = (begun_at.elapsed().as_secs(), last_words(self.folder, &driver.name));
+                let said = last_words(folder, &driver.name);
                 let why = format!("no answer within {seconds} s and {starts} client starts; {said}");
-                clients.push(missing(&driver.name, self.fault, why));
+                missed.push(missing(&driver.name, fault, why));
             }
             there
         });
+        missed
     }
+}
+
+impl Workload for Libraries<'_> {
+    type Seen = ();
+
+    /// Libraries give up a first connection after the command timeout, which is short for a machine that starts several
+    /// of them: a client that ended before its first answer is started again, a few times.
+    fn answered(&mut self) -> Answered {
+        let had = self.running.iter().filter(|d| through(d)).count();
+        let all = self.running.len();
+        let ended = |d: &mut Driver| !through(d) && d.process.0.try_wait().is_ok_and(|ended| ended.is_some());
+        if let Some(driver) = self.running.iter_mut().find_map(|d| ended(d).then_some(d)) {
+            if self.starts == STARTS {
+                return Answered { had, wanted: had, all };
+            }
+            let ready = self.ready.iter().find(|(name, _)| *name == driver.name);
+            if let Some(Ok(new)) = ready.map(|(name, prepared)| self.starter.start(name, prepared)) {
+                *driver = new;
+            }
+            self.starts += 1;
+        }
+        Answered::each(had, all)
+    }
+
+    /// Each ends with its driver.
+    fn end(self) {}
 }

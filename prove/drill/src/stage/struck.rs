@@ -6,10 +6,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use unslow_client::Options;
+use unslow_client::{ErrorKind, Options};
 use unslow_engine::Server;
 use unslow_lab::faults::{self, Active, Hits};
 use unslow_lab::lab::Lab;
+use unslow_lab::topology::parse_duration;
 
 use crate::error::Error;
 
@@ -21,11 +22,12 @@ pub struct Struck {
 
 impl Struck {
     /// Looks at the lab, then injects the fault.
-    pub fn inject(lab: &Lab, fault: &str, who: Option<&str>, value: Option<&str>) -> Result<Struck, Error> {
-        let before = Before::look(lab);
+    pub(super) fn inject(lab: &Lab, fault: &str, who: Option<&str>, value: Option<&str>) -> Result<Struck, Error> {
         let fault = faults::named(fault)?;
+        let before = Before::look(lab, fault.name);
         let active = fault.inject(lab, who, value)?;
-        let proof = Proof::new(lab, fault.name, &active.hits, before);
+        let asked = value.or(fault.value.map(|(_, own)| own)).unwrap_or_default();
+        let proof = Proof::new(lab, fault.name, asked, &active.hits, before);
         Ok(Struck { active, proof })
     }
 
@@ -36,7 +38,22 @@ impl Struck {
 
     /// Whether it is at work now; in words what shows it, or what was found instead.
     pub fn holds(&self, lab: &Lab) -> Result<String, Unproven> {
-        self.proof.holds(lab)
+        self.proof.holds(lab, &self.active)
+    }
+
+    /// Answers that its own clients have had, where it is one of what clients do.
+    pub fn answers(&self) -> u64 {
+        self.active.answers()
+    }
+
+    /// What the fix is, in words.
+    pub fn remedy(&self) -> &'static str {
+        self.active.remedy
+    }
+
+    /// Applies the remedy: the clients change their ways.
+    pub fn fix(&self) {
+        self.active.fix();
     }
 
     /// Ends it. What could not be undone is tried again when this is dropped.
@@ -56,11 +73,33 @@ struct Before {
     owners: Vec<(String, String)>,
     /// How long a connection took from a host's network to a server; only those that were made.
     paths: BTreeMap<(usize, SocketAddr), Duration>,
+    /// Of the servers that answer, where the fault is about forks.
+    forks: Vec<(String, Forks)>,
 }
 
+/// What a server says of its forks: how many, where it counts them (Redis 6.2 and later), and how long the last took.
+#[derive(Clone, Copy, PartialEq)]
+struct Forks {
+    total: Option<f64>,
+    last_us: f64,
+}
+
+impl Forks {
+    fn of(server: &Server) -> Result<Forks, unslow_client::Error> {
+        let short = Duration::from_millis(200);
+        let options = Options { connect_timeout: short, command_timeout: short, ..Options::default() };
+        let section = server.connect_with(&options)?.call(&["INFO", "stats"])?.text().unwrap_or_default();
+        let stats = unslow_topology::Info::parse(&section);
+        Ok(Forks { total: stats.number("total_forks"), last_us: stats.number("latest_fork_usec").unwrap_or(0.0) })
+    }
+}
+
+/// Faults that are about forks.
+const FORKS: [&str; 2] = ["slow_fork", "fork_stall"];
+
 impl Before {
-    /// Every server's process, who owns which slots, and who reaches whom.
-    fn look(lab: &Lab) -> Before {
+    /// Every server's process, who owns which slots, who reaches whom, and what else this fault will change.
+    fn look(lab: &Lab, fault: &str) -> Before {
         let mut paths = BTreeMap::new();
         for host in (0..lab.hosts.len()).filter(|h| lab.hosts[*h].seat.is_some()) {
             for address in lab.servers().filter_map(|(s, _)| s.address().parse().ok()) {
@@ -70,7 +109,9 @@ impl Before {
             }
         }
         let pids = lab.servers().map(|(s, _)| (s.name().into(), s.pid())).collect();
-        Before { pids, owners: owners(lab), paths }
+        let forks = lab.servers().filter(|_| FORKS.contains(&fault));
+        let forks = forks.filter_map(|(s, _)| Some((s.name().into(), Forks::of(s).ok()?))).collect();
+        Before { pids, owners: owners(lab), paths, forks }
     }
 }
 
@@ -99,6 +140,8 @@ fn owners(lab: &Lab) -> Vec<(String, String)> {
 /// What a fault's effect is looked for in.
 struct Proof {
     fault: String,
+    /// The value it was given, or its own.
+    asked: String,
     servers: Vec<Arc<Server>>,
     before: Before,
     /// Paths that a partition must cut: from a host's network to an address.
@@ -141,6 +184,18 @@ pub enum Unproven {
     /// No server's clock was changed.
     #[error("no server's clock was changed")]
     NoClock,
+    /// A node that does not remember as many as it shall.
+    #[error("{server} knows {known} nodes, not {wanted}")]
+    FewGhosts { server: String, known: usize, wanted: usize },
+    /// Clients that do nothing.
+    #[error("its clients get no answers")]
+    Idle,
+    /// A server whose forks are as quick as ever.
+    #[error("no fork of {0} has been slow since")]
+    QuickFork(String),
+    /// A server that does not answer.
+    #[error("{0} does not answer")]
+    Silent(String),
     /// A fault without a visible trace.
     #[error("whether {0} is active cannot be shown from outside yet")]
     Invisible(String),
@@ -181,7 +236,7 @@ fn paths(
 
 impl Proof {
     /// `hits` is what the lab says it is done to; `before` was looked at before that.
-    fn new(lab: &Lab, fault: &str, hits: &Hits, before: Before) -> Proof {
+    fn new(lab: &Lab, fault: &str, asked: &str, hits: &Hits, before: Before) -> Proof {
         let (servers, paths) = match hits {
             Hits::Deployment => (Vec::new(), Vec::new()),
             Hits::Servers(servers) => (servers.clone(), Vec::new()),
@@ -194,23 +249,26 @@ impl Proof {
                 (servers, paths)
             }
         };
-        Proof { fault: fault.into(), servers, before, paths }
+        Proof { fault: fault.into(), asked: asked.into(), servers, before, paths }
     }
 
     /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive, the first slot
-    /// longer.
-    fn holds(&self, lab: &Lab) -> Result<String, Unproven> {
-        let patience = if matches!(self.fault.as_str(), "reshard" | "reshard_atomic") { 3000 } else { 300 };
+    /// and the first commands of clients longer.
+    fn holds(&self, lab: &Lab, active: &Active) -> Result<String, Unproven> {
+        let patience = match self.fault.as_str() {
+            "reshard" | "reshard_atomic" | "kernel_bound" | "unpipelined" => 3000,
+            _ => 300,
+        };
         let until = Instant::now() + Duration::from_millis(patience);
         loop {
-            match self.look(lab) {
+            match self.look(lab, active) {
                 Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
                 found => return found,
             }
         }
     }
 
-    fn look(&self, lab: &Lab) -> Result<String, Unproven> {
+    fn look(&self, lab: &Lab, active: &Active) -> Result<String, Unproven> {
         let names = || self.servers.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
         let name = |server: &Arc<Server>| server.name().to_string();
         let host = |h: &usize| lab.hosts[*h].name.clone();
@@ -275,7 +333,36 @@ impl Proof {
                     None => Ok(format!("{}: TIME is wrong", names())),
                 }
             }
+            "ghost_nodes" => {
+                let wanted = lab.deployment.nodes.len() + self.asked.parse::<usize>().unwrap_or(1);
+                self.each(|server| ghosts(server, wanted))
+            }
+            "kernel_bound" | "unpipelined" => at_work(active),
+            "slow_fork" | "fork_stall" => self.each(|server| self.forks_slowly(server)),
             other => Err(Unproven::Invisible(other.into())),
+        }
+    }
+
+    /// What is found at each server that is hit.
+    fn each(&self, look: impl Fn(&Server) -> Result<String, Unproven>) -> Result<String, Unproven> {
+        let found: Vec<String> = self.servers.iter().map(|s| look(s)).collect::<Result<_, _>>()?;
+        if found.is_empty() { Err(Unproven::Nobody("affected")) } else { Ok(found.join("; ")) }
+    }
+
+    /// Whether a server's last fork since the fault began took as long as it shall, or holds it up at this moment.
+    fn forks_slowly(&self, server: &Server) -> Result<String, Unproven> {
+        let name = server.name();
+        let shall_us = parse_duration(&self.asked).unwrap_or_default().as_micros() as f64;
+        let before = self.before.forks.iter().find(|(of, _)| of == name).map(|(_, forks)| *forks);
+        match Forks::of(server) {
+            Ok(now) if before.is_some_and(|before| now != before) && now.last_us >= shall_us.max(1.0) => {
+                Ok(format!("a fork of {name} took {} us", now.last_us))
+            }
+            // It takes connections and its process is not stopped: a fork is what keeps it from answering.
+            Err(e) if e.kind == ErrorKind::Timeout && server.alive() && state_of(server.pid()) != Some('T') => {
+                Ok(format!("{name} runs and does not answer: it forks"))
+            }
+            _ => Err(Unproven::QuickFork(name.into())),
         }
     }
 
@@ -300,6 +387,28 @@ impl Proof {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Whether a node of a cluster remembers as many nodes as it shall.
+fn ghosts(server: &Server, wanted: usize) -> Result<String, Unproven> {
+    let ask = || Some(unslow_engine::view(&mut server.connect().ok()?).ok()?.nodes.len());
+    let name = server.name();
+    match ask() {
+        None => Err(Unproven::Silent(name.into())),
+        Some(known) if known >= wanted => Ok(format!("{name} knows {known} nodes")),
+        Some(known) => Err(Unproven::FewGhosts { server: name.into(), known, wanted }),
+    }
+}
+
+/// Whether the fault's own clients get answers, one after another.
+fn at_work(active: &Active) -> Result<String, Unproven> {
+    const LOOK: Duration = Duration::from_millis(50);
+    let before = active.answers();
+    std::thread::sleep(LOOK);
+    match active.answers() - before {
+        0 => Err(Unproven::Idle),
+        more => Ok(format!("its clients had {more} answers within {} ms", LOOK.as_millis())),
     }
 }
 
@@ -341,5 +450,58 @@ mod tests {
         assert_eq!(tried(&[4, 3], &[2]), [(3, 2)]);
         assert_eq!(tried(&[0, 1, 3, 5, 6], &[2]).len(), HOSTS);
         assert!(tried(&[2], &[2]).is_empty());
+    }
+
+    /// The servers that this fault is done to, without it.
+    fn healthy_lab(fault: &str) -> Lab {
+        let topology = faults::named(fault).expect("a fault").topology("valkey-9.1");
+        Lab::start_flat(&topology).expect("a lab")
+    }
+
+    fn proof_of(lab: &Lab, fault: &str, asked: &str) -> Proof {
+        let hits = Hits::Servers(vec![lab.deployment.nodes[0].clone()]);
+        Proof::new(lab, fault, asked, &hits, Before::look(lab, fault))
+    }
+
+    #[test]
+    fn nothing_is_proved_on_servers_without_the_fault() {
+        let lab = healthy_lab("ghost_nodes");
+        // One that does nothing to servers by itself.
+        let slow = faults::named("slow_fork").expect("a fault");
+        let mut quick = slow.inject(&lab, Some("node-1"), Some("1ms")).expect("a knob");
+        quick.heal().expect("it is turned back");
+        for (fault, asked) in [
+            ("ghost_nodes", "10"),
+            ("kernel_bound", ""),
+            ("unpipelined", ""),
+            ("slow_fork", "1s"),
+            ("fork_stall", "1s"),
+        ] {
+            let found = proof_of(&lab, fault, asked).look(&lab, &quick);
+            assert!(found.is_err(), "{fault}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_fork_from_before_the_fault_proves_nothing_and_the_next_one_does() {
+        let lab = healthy_lab("fork_stall");
+        let node = &lab.deployment.nodes[0];
+        let knob =
+            faults::named("slow_fork").expect("a fault").inject(&lab, Some(node.name()), Some("50ms")).expect("a knob");
+        let save = || {
+            let mut connection = node.connect().expect("it answers");
+            connection.call(&["BGSAVE"]).expect("it begins");
+            unslow_engine::wait_for("the save", Duration::from_secs(60), || {
+                let persistence = unslow_engine::info(&mut connection, "persistence")?;
+                Ok(persistence.get("rdb_bgsave_in_progress") == Some("0"))
+            })
+            .expect("it ends");
+        };
+        save();
+        let proof = proof_of(&lab, "slow_fork", "50ms");
+        assert!(matches!(proof.look(&lab, &knob), Err(Unproven::QuickFork(_))));
+        save();
+        let found = proof.look(&lab, &knob).expect("it has just forked");
+        assert!(found.contains("a fork of node-1 took"), "{found}");
     }
 }
