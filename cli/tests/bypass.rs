@@ -27,6 +27,8 @@ mod order;
 mod ownership;
 #[path = "bypass/rare_calls.rs"]
 mod rare_calls;
+#[path = "bypass/replaced.rs"]
+mod replaced;
 #[path = "bypass/same_replies.rs"]
 mod same_replies;
 #[path = "bypass/sockmap.rs"]

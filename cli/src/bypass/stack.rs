@@ -48,6 +48,10 @@ pub struct StackArguments {
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "50us",
           value_parser = crate::typed::spin)]
     busy_poll: Option<Duration>,
+    /// Replace the stack that is running, for an upgrade: new connections are this one's at once, and the other one
+    /// ends with the last of those that it has
+    #[arg(long)]
+    replace: bool,
     /// End when there has been no server and no connection for ten seconds
     #[arg(long)]
     until_idle: bool,
@@ -59,17 +63,19 @@ impl StackArguments {
             return self.begin_again();
         }
         // One that a server has started makes way for none, and waits for none.
-        let patience = if self.until_idle { Duration::ZERO } else { GOING };
-        let Some(_lock) = lock(patience)? else {
+        let patience = if self.until_idle || self.replace { Duration::ZERO } else { GOING };
+        let mut held = lock(patience)?;
+        if !held.is_mine && !self.replace {
             bail!(
                 "a stack is already running for this meeting directory, and one serves all its servers (unslow bypass \
-                 ls shows it); use --dir for another"
+                 ls shows it); use --replace to have this one take its place, or --dir for another directory"
             )
-        };
+        }
         raise_open_files();
         let stop = unslow_interrupt::guard_quietly(); // it ends within a moment
         let stack = Stack::new(usize::from(self.threads)).context("cannot start")?;
         let seen = stack.seen();
+        seen.take_over(!held.is_mine);
         let status = self.status.as_ref().map(|address| {
             let serving = unslow_status::serve(address, false, Arc::new(Watched(seen.clone())));
             serving.with_context(|| {
@@ -82,7 +88,10 @@ impl StackArguments {
         }
         output
             .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it and their connections");
-        let (mut before, mut busy_at, mut patience) = (0, Instant::now(), FIRST);
+        if !held.is_mine {
+            output.note("another stack is running; taking over its servers");
+        }
+        let (mut before, mut busy_at, mut patience, mut is_told) = (0, Instant::now(), FIRST, false);
         let (flag, until_idle) = (stop.flag(), self.until_idle);
         let mut polling = busy::wanted_us().map(|_| Polling::default());
         stack.run(&flag, || {
@@ -100,6 +109,21 @@ impl StackArguments {
             }
             if !servers.is_empty() || seen.connections() > 0 {
                 (busy_at, patience) = (Instant::now(), IDLE);
+            }
+            if !held.is_mine && held.try_again() {
+                output.note("the other stack has ended");
+                seen.take_over(false);
+            }
+            if seen.is_superseded() {
+                let left = seen.connections();
+                if !std::mem::replace(&mut is_told, true) {
+                    output.note(&format!(
+                        "another stack has taken over; this one ends with the last of its connections ({left})"
+                    ));
+                }
+                if servers.is_empty() && left == 0 {
+                    flag.store(true, std::sync::atomic::Ordering::Relaxed);
+                }
             }
             if until_idle && busy_at.elapsed() > patience {
                 flag.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -124,6 +148,9 @@ impl StackArguments {
         }
         if self.until_idle {
             command.arg("--until-idle");
+        }
+        if self.replace {
+            command.arg("--replace");
         }
         command.args(["--threads", &self.threads.to_string()]);
         if let Some(address) = &self.status {
@@ -181,14 +208,31 @@ fn this_stack() -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Ours, until it is dropped; `None` while another stack has it for so long.
-fn lock(patience: Duration) -> anyhow::Result<Option<File>> {
+/// What says which stack is a meeting directory's, until it is dropped.
+struct Held {
+    file: File,
+    is_mine: bool,
+}
+
+impl Held {
+    /// Whether it is ours now.
+    fn try_again(&mut self) -> bool {
+        self.is_mine = self.is_mine || self.file.try_lock().is_ok();
+        self.is_mine
+    }
+}
+
+/// Ours, unless another stack has it for so long.
+fn lock(patience: Duration) -> anyhow::Result<Held> {
     let choice = if std::env::var_os("UNSLOW_BYPASS_DIR").is_some() { Choice::Named } else { Choice::Default };
     let mut last = None;
     for directory in channel::directories() {
         let file = channel::make_directory(directory, choice).and_then(|()| own_file(directory));
         match file {
-            Ok(file) => return Ok(is_locked(&file, patience).then_some(file)),
+            Ok(file) => {
+                let is_mine = is_locked(&file, patience);
+                return Ok(Held { file, is_mine });
+            }
             Err(e) => last = Some((directory, e)),
         }
     }

@@ -83,6 +83,10 @@ impl Stack {
         self.process.0.id() as i32
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.process.0.try_wait().unwrap().is_some()
+    }
+
     fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }

@@ -47,10 +47,11 @@ pub enum Kind {
     Listing = 7,
     /// Client: the TCP socket of slot `a` with generation `b`, after the server has asked for it.
     Proof = 8,
-    /// A stack: asks for what the server listens at, at port `a`.
+    /// A stack: asks for what the server listens at, at port `a`; where `b` is [`TAKE_OVER`], what another stack has as
+    /// well.
     Lend = 9,
     /// Server: what it lends. `b` is [`LENT`], with the listening socket, from which the stack accepts as long as the
-    /// channel is open; [`NOT_NOW`], also when it takes back all it has lent; or [`NEVER`].
+    /// channel is open; [`NOT_NOW`], also when it takes back all it has lent; [`NEVER`]; or [`SUPERSEDED`].
     Listener = 10,
     /// A stack: a connection that it has accepted, with its socket. Its bytes come in slot `a` with generation `b`;
     /// where `b` is 0 they come over TCP.
@@ -68,6 +69,11 @@ pub const NOT_NOW: u32 = 0;
 pub const NEVER: u32 = 1;
 /// A listening socket comes with the message.
 pub const LENT: u32 = 2;
+/// Another stack has it from now on. Older stacks take it for [`NOT_NOW`].
+pub const SUPERSEDED: u32 = 3;
+
+/// What another stack has is asked for as well. Older servers lend what is free.
+pub const TAKE_OVER: u32 = 1;
 
 /// A message, all of it in one packet.
 #[derive(Clone, Copy, Debug, Default)]

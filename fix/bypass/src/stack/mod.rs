@@ -46,6 +46,16 @@ impl Seen {
         self.0.polled()
     }
 
+    /// Whether another stack has taken over servers of this one, which takes on nothing new since.
+    pub fn is_superseded(&self) -> bool {
+        self.0.is_superseded()
+    }
+
+    /// Says whether servers are asked for what another stack has, too, as one does that replaces another.
+    pub fn take_over(&self, takes_over: bool) {
+        self.0.take_over(takes_over);
+    }
+
     /// Connections that are open, those of servers that have ended included.
     pub fn connections(&self) -> u64 {
         self.0.connections()

@@ -3,11 +3,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel::ServerSocket;
 use crate::pair::TALLIED;
+use crate::sockets::world::Want;
 
 /// Counted by the thread that has the server, read by any.
 #[derive(Debug, Default)]
@@ -91,6 +92,10 @@ impl There {
 /// Every server there is has one thread, the one with the fewest. The kernel's scheduler shares the processors out
 /// among threads, so a server that is flooded costs those of other threads no turn.
 pub struct Shares {
+    /// What another stack has is asked for as well.
+    takes_over: AtomicBool,
+    /// Another stack has taken over servers of this one.
+    is_superseded: AtomicBool,
     /// Queues that connections came by, where the sets poll.
     polled: Mutex<Polled>,
     /// Connections of each thread, those of servers that have ended included.
@@ -120,11 +125,33 @@ impl Shares {
     pub fn new(threads: usize) -> Shares {
         let open = (0..threads).map(|_| Count::default()).collect();
         Shares {
+            takes_over: AtomicBool::new(false),
+            is_superseded: AtomicBool::new(false),
             polled: Mutex::default(),
             open,
             there: Mutex::default(),
             servers: Mutex::new(Servers { loads: vec![0; threads], ..Servers::default() }),
         }
+    }
+
+    /// From now on, what another stack has is asked for as well, or is not.
+    pub fn take_over(&self, takes_over: bool) {
+        self.takes_over.store(takes_over, Ordering::Relaxed);
+    }
+
+    /// Which listeners servers are asked for.
+    pub fn want(&self) -> Want {
+        if self.takes_over.load(Ordering::Relaxed) { Want::All } else { Want::Free }
+    }
+
+    /// Another stack has a server of this one from now on.
+    pub fn supersede(&self) {
+        self.is_superseded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether one has.
+    pub fn is_superseded(&self) -> bool {
+        self.is_superseded.load(Ordering::Relaxed)
     }
 
     fn all(&self) -> MutexGuard<'_, Servers> {

@@ -260,18 +260,20 @@ impl Worker {
         // A server whose socket file is briefly missing is still ours.
         let is_had = |path: &Path| self.servers.iter().flatten().any(|server| server.path == *path);
         self.shares.keep(self.thread, |path| there.has(path) || is_had(path));
-        for server in &there.servers {
+        // One that another stack replaces takes on nothing new.
+        let is_superseded = self.shares.is_superseded();
+        for server in there.servers.iter().filter(|_| !is_superseded) {
             if self.unwilling.contains(&server.path) || !self.shares.claims(&server.path, self.thread) {
                 continue;
             }
             if let Some(known) = self.servers.iter().flatten().find(|known| known.path == server.path) {
                 // It took back what it had lent, and listens again.
                 if known.listeners.is_empty() {
-                    world::ask_again(known.place, known.port);
+                    world::ask_again(known.place, known.port, self.shares.want());
                 }
                 continue;
             }
-            let Some(place) = world::borrow(server.path.clone(), server.endpoint.port) else {
+            let Some(place) = world::borrow(server.path.clone(), server.endpoint.port, self.shares.want()) else {
                 // One that does not listen yet is met at a later look; a stranger, or a dead one's socket, never.
                 let times = self.unmet.entry(server.path.clone()).or_default();
                 *times += 1;
@@ -320,6 +322,11 @@ impl Worker {
             let listener = match lent {
                 Lent::Listener(listener) => listener,
                 Lent::NotNow => {
+                    self.drop_listeners(number);
+                    continue;
+                }
+                Lent::Superseded => {
+                    self.shares.supersede();
                     self.drop_listeners(number);
                     continue;
                 }

@@ -266,18 +266,34 @@ pub fn entry_of(stream: &'static Stream) -> Option<&'static Entry> {
 
 // A stack: a client that hands over what it has accepted for its servers.
 
+/// Which of a server's listeners are asked for.
+#[cfg(feature = "reactor")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Those that nobody has.
+    Free,
+    /// Those that another stack has, too.
+    All,
+}
+
 /// Meets a server and asks it for what it listens at, at that port; `None` where it cannot be met, or refuses us.
 #[cfg(feature = "reactor")]
-pub fn borrow(path: PathBuf, port: u16) -> Option<&'static Place> {
+pub fn borrow(path: PathBuf, port: u16, want: Want) -> Option<&'static Place> {
     let place = server_at(path)?;
-    channel::say(&place.pair().channel, Kind::Lend, u32::from(port), 0, &[]).ok()?;
+    ask(place, port, want).ok()?;
     Some(place)
 }
 
 /// Asks a server again for what it listens at.
 #[cfg(feature = "reactor")]
-pub fn ask_again(place: &'static Place, port: u16) {
-    let _ = channel::say(&place.pair().channel, Kind::Lend, u32::from(port), 0, &[]);
+pub fn ask_again(place: &'static Place, port: u16, want: Want) {
+    let _ = ask(place, port, want);
+}
+
+#[cfg(feature = "reactor")]
+fn ask(place: &'static Place, port: u16, want: Want) -> std::io::Result<()> {
+    let what = if want == Want::All { channel::TAKE_OVER } else { 0 };
+    channel::say(&place.pair().channel, Kind::Lend, u32::from(port), what, &[])
 }
 
 /// A server's answer to a stack.
@@ -287,6 +303,8 @@ pub enum Lent {
     /// Nothing now; what was lent is taken back.
     NotNow,
     Never,
+    /// Another stack has it from now on.
+    Superseded,
     /// A listener for which there was no descriptor left here.
     Lost,
 }
@@ -300,6 +318,7 @@ pub fn lent(place: &'static Place) -> Option<Vec<Lent>> {
     let lent = said.into_iter().filter_map(|(_, what, claim)| match (claim, what) {
         (Claim::Lent(Some(listener)), channel::LENT) => Some(Lent::Listener(listener)),
         (Claim::Lent(_), channel::NEVER) => Some(Lent::Never),
+        (Claim::Lent(_), channel::SUPERSEDED) => Some(Lent::Superseded),
         (Claim::Lent(None), channel::LENT) => Some(Lent::Lost),
         (Claim::Lent(_), _) => Some(Lent::NotNow),
         _ => None,

@@ -10,6 +10,9 @@
 //! The socket is the connection's own, so addresses and options are the kernel's. Only the stack reads and writes it:
 //! the server has the bytes in the slot from the first on, so there is no switch in mid-stream. When the stack ends,
 //! its connections end with it, and the listener is back in the set before the next wait returns.
+//!
+//! A newer stack may take a loan over: the bell stays where it is, connections of both are taken, and the older one
+//! keeps those it has until they end.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -17,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 use libc::{c_int, epoll_event};
 
-use crate::channel::{self, Kind, LENT, NEVER, NOT_NOW};
+use crate::channel::{self, Kind, LENT, NEVER, NOT_NOW, SUPERSEDED};
 use crate::endpoint::{self, Ends};
 use crate::link::Link;
 use crate::pair::{OFFERED, TAKEN, TALLIED};
@@ -42,6 +45,8 @@ pub struct Listened {
 
 struct Loan {
     stack: &'static Place,
+    /// Stacks that had it before, and may have accepted from it before they were told.
+    former: Vec<&'static Place>,
     /// In the set instead of the listener: readable while connections wait.
     bell: OwnedFd,
     waiting: VecDeque<Given>,
@@ -49,6 +54,7 @@ struct Loan {
 
 /// A connection that a stack has accepted for us.
 struct Given {
+    stack: &'static Place,
     socket: OwnedFd,
     ends: Ends,
     /// None where its bytes come over TCP.
@@ -141,8 +147,17 @@ impl Listened {
         }
         // From here on the program waits for the stack alone.
         epoll.put_for_program(libc::EPOLL_CTL_DEL, self.fd, (0, 0));
-        self.loan = Some(Loan { stack, bell, waiting: VecDeque::new() });
+        self.loan = Some(Loan { stack, former: Vec::new(), bell, waiting: VecDeque::new() });
         true
+    }
+
+    /// Lent to this stack from now on, by whoever has it; who had it before, if anybody. `None` if it cannot be lent.
+    fn lend_to(&mut self, stack: &'static Place) -> Option<Option<&'static Place>> {
+        let Some(loan) = &mut self.loan else { return self.begin_loan(stack).then_some(None) };
+        let before = std::mem::replace(&mut loan.stack, stack);
+        loan.former.retain(|former| !std::ptr::eq(*former, stack));
+        loan.former.push(before);
+        Some(Some(before))
     }
 
     /// Whether the kernel would have given it a connection to this address.
@@ -153,6 +168,12 @@ impl Listened {
 
     fn is_lent_to(&self, place: &'static Place) -> bool {
         self.loan.as_ref().is_some_and(|loan| std::ptr::eq(loan.stack, place))
+    }
+
+    /// Whether this stack has it, or had it before the one that has it now.
+    fn is_accepted_by(&self, place: &'static Place) -> bool {
+        let is = |other: &&'static Place| std::ptr::eq(*other, place);
+        self.loan.as_ref().is_some_and(|loan| is(&loan.stack) || loan.former.iter().any(|former| is(former)))
     }
 
     /// It is ours again. The program knew nothing of the connections that waited for it: they are closed.
@@ -169,9 +190,15 @@ impl Listened {
 impl Loan {
     /// The stack need not wait for them.
     fn refuse_waiting(&self) {
-        for (slot, generation) in self.waiting.iter().filter_map(|given| given.slot) {
-            decline(self.stack, slot, generation);
+        for (stack, (slot, generation)) in self.waiting.iter().filter_map(|given| Some((given.stack, given.slot?))) {
+            decline(stack, slot, generation);
         }
+    }
+
+    /// One that had it before has ended, and with it what it had accepted.
+    fn forget(&mut self, place: &'static Place) {
+        self.former.retain(|former| !std::ptr::eq(*former, place));
+        self.waiting.retain(|given| !std::ptr::eq(given.stack, place));
     }
 
     fn ring(&self) {
@@ -187,9 +214,9 @@ impl Loan {
     }
 }
 
-/// A stack asks for what listens at a port. It sees every byte, so it is of our own user or root; whom else we allow
-/// may be a client only.
-pub fn lend(world: &mut World, place: &'static Place, port: u32) {
+/// A stack asks for what listens at a port; where it is to `take_over`, for what another stack has as well. It sees
+/// every byte, so it is of our own user or root; whom else we allow may be a client only.
+pub fn lend(world: &mut World, place: &'static Place, port: u32, take_over: bool) {
     // SAFETY: no arguments.
     let own = unsafe { libc::geteuid() };
     let uid = place.pair().peer.1;
@@ -201,12 +228,17 @@ pub fn lend(world: &mut World, place: &'static Place, port: u32) {
     let is_at = |l: &Listened| u16::try_from(port).is_ok_and(|port| l.is_at(port));
     // One that asks again has it already.
     let mut any = world.listened.iter().any(|l| l.is_lent_to(place) && is_at(l));
-    let is_free = |l: &Listened| l.loan.is_none() && l.is_in && is_at(l) && endpoint::takes_at_once(l.fd);
-    let mut said: Vec<RawFd> = Vec::new();
+    let can_have = |l: &Listened| {
+        let is_free = l.loan.is_none() || (take_over && !l.is_lent_to(place));
+        is_free && l.is_in && is_at(l) && endpoint::takes_at_once(l.fd)
+    };
+    let (mut said, mut superseded): (Vec<RawFd>, Vec<&'static Place>) = (Vec::new(), Vec::new());
     for listened in world.listened.iter_mut() {
-        if !is_free(listened) || !listened.begin_loan(place) {
+        if !can_have(listened) {
             continue;
         }
+        let Some(before) = listened.lend_to(place) else { continue };
+        superseded.extend(before);
         // In several sets it is one listener.
         if said.contains(&listened.fd) || say(LENT, &[listened.fd]) {
             said.push(listened.fd);
@@ -218,6 +250,11 @@ pub fn lend(world: &mut World, place: &'static Place, port: u32) {
     if !any {
         say(NOT_NOW, &[]);
     }
+    superseded.sort_unstable_by_key(|place| std::ptr::from_ref(*place));
+    superseded.dedup_by_key(|place| std::ptr::from_ref(*place));
+    for before in superseded {
+        let _ = channel::say(&before.pair().channel, Kind::Listener, port, SUPERSEDED, &[]);
+    }
 }
 
 /// A stack has accepted a connection for us.
@@ -225,14 +262,14 @@ pub fn arrived(world: &mut World, place: &'static Place, slot: u32, generation: 
     let slot = (generation != 0).then_some((slot, generation));
     let given = socket.and_then(|socket| {
         let ends = endpoint::ends_of_server(socket.as_raw_fd()).filter(|_| endpoint::is_tcp(socket.as_raw_fd()))?;
-        let fits = world.listened.iter_mut().filter(|l| l.is_in && l.is_lent_to(place) && l.takes(&ends));
+        let fits = world.listened.iter_mut().filter(|l| l.is_in && l.is_accepted_by(place) && l.takes(&ends));
         // Of several sets the one with the least to do.
         let loan = fits.filter_map(|l| l.loan.as_mut()).min_by_key(|loan| loan.waiting.len())?;
         Some((loan, ends, socket))
     });
     match (given, slot) {
         (Some((loan, ends, socket)), slot) => {
-            loan.waiting.push_back(Given { socket, ends, slot });
+            loan.waiting.push_back(Given { stack: place, socket, ends, slot });
             loan.ring();
         }
         // Reset meanwhile, no connection of this listener, or no descriptor for it.
@@ -251,8 +288,7 @@ pub fn accept_lent(fd: RawFd, nonblocking: bool, on_exec: bool) -> Option<Arrive
     let has_one = |l: &&Listened| l.loan.as_ref().is_some_and(|loan| !loan.waiting.is_empty());
     let set = lent().find(has_one).or(lent().next())?.set;
     let loan = world.listened.iter_mut().find(|l| l.fd == fd && l.set == set)?.loan.as_mut()?;
-    let place = loan.stack;
-    while let Some(Given { socket, ends, slot }) = loan.waiting.pop_front() {
+    while let Some(Given { stack: place, socket, ends, slot }) = loan.waiting.pop_front() {
         if loan.waiting.is_empty() {
             loan.answer();
         }
@@ -335,7 +371,8 @@ pub fn close_in_child(world: &mut World) {
     };
     let mut channels: Vec<RawFd> = Vec::new();
     for loan in world.listened.iter().filter_map(|l| l.loan.as_ref()) {
-        channels.push(loan.stack.pair().channel.as_raw_fd());
+        let stacks = loan.former.iter().chain([&loan.stack]);
+        channels.extend(stacks.map(|stack| stack.pair().channel.as_raw_fd()));
         close(loan.bell.as_raw_fd());
         loan.waiting.iter().for_each(|given| close(given.socket.as_raw_fd()));
     }
@@ -352,7 +389,13 @@ pub fn borrower(world: &World, port: u16) -> Option<(i32, Option<[u64; TALLIED]>
 
 /// A stack has ended, or is to give it back: what was lent to it is ours.
 pub fn stack_ended(world: &mut World, place: &'static Place) {
-    world.listened.iter_mut().filter(|l| l.is_lent_to(place)).for_each(Listened::end_loan);
+    for listened in &mut world.listened {
+        if listened.is_lent_to(place) {
+            listened.end_loan();
+        } else if let Some(loan) = &mut listened.loan {
+            loan.forget(place);
+        }
+    }
 }
 
 /// A set is closed.

@@ -153,7 +153,7 @@ pub fn attend() {
             match claim {
                 Claim::Offered(ends) => offered(world, place, slot, generation, ends),
                 Claim::Proven(socket) => proven(world, place, slot, generation, &socket),
-                Claim::Lend => lending::lend(world, place, slot),
+                Claim::Lend => lending::lend(world, place, slot, generation == channel::TAKE_OVER),
                 Claim::Accepted(socket) => lending::arrived(world, place, slot, generation, socket),
                 Claim::Lent(_) => {}
             }

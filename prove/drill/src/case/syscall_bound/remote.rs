@@ -135,8 +135,8 @@ impl Steps<'_, '_> {
             held.push((is_halved(before, after), text));
         }
         self.played.notes.push(format!(
-            "the CPU of the stack is not in these figures: it shares {} processors with clients and servers, and over a \
-             veth a sender also runs the receiving half of its peer's kernel",
+            "the CPU of the stack is not in these figures: it shares {} processors with clients and servers, and over \
+             a veth a sender also runs the receiving half of its peer's kernel",
             std::thread::available_parallelism().map_or(1, usize::from)
         ));
         if all_had && is_halved(direct, offload) {
