@@ -62,6 +62,6 @@ for part in "$@"; do
         status=$?
         printf '```\n\n%s, %s s\n' "$([ $status -eq 0 ] && echo passed || echo failed)" "$(($(date +%s) - begun))"
         exit $status
-    } 2>&1 | tee -a "$out/test-long.md" || failed=1
+    } 2>&1 | sed -u "s|$PWD/||g" | tee -a "$out/test-long.md" || failed=1
 done
 exit $failed

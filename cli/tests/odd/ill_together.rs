@@ -161,8 +161,15 @@ pub const CASES: &[Ill] = &[
 
 fn replica_buffer_of_1_mb(stage: &mut Stage) -> Made {
     // A buffer smaller than the backlog counts as large as that.
-    let of =
-        [("client-output-buffer-limit", "replica 1mb 1mb 1"), ("repl-backlog-size", "1mb"), ("rdbcompression", "no")];
+    let mut of = vec![
+        ("client-output-buffer-limit", "replica 1mb 1mb 1"),
+        ("repl-backlog-size", "1mb"),
+        ("rdbcompression", "no"),
+    ];
+    // Redis 8 has the replica keep what has to wait, unless told otherwise.
+    if !stage.engine.is_valkey() && stage.since((8, 0)) {
+        of.push(("repl-rdb-channel", "no"));
+    }
     let master = stage.server(&of);
     fill(&master, 6_000, |i| words(&["SET", &format!("page:{i}"), &"x".repeat(10_000)]));
     let (mut c, mut i, value) = (Client::of(&master), 0, "y".repeat(10_000));
