@@ -48,8 +48,8 @@ pub struct StackArguments {
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "50us",
           value_parser = crate::typed::spin)]
     busy_poll: Option<Duration>,
-    /// Replace the stack that is running, for an upgrade: new connections are this one's at once, and the other one
-    /// ends with the last of those that it has
+    /// Take over from the running stack, for an upgrade: this one accepts new connections, and the old one exits when
+    /// its last connection closes
     #[arg(long)]
     replace: bool,
     /// End when there has been no server and no connection for ten seconds
@@ -64,12 +64,17 @@ impl StackArguments {
         }
         // One that a server has started makes way for none, and waits for none.
         let patience = if self.until_idle || self.replace { Duration::ZERO } else { GOING };
-        let mut held = lock(patience)?;
+        let mut held = Held::new(LOCK, patience)?;
         if !held.is_mine && !self.replace {
             bail!(
                 "a stack is already running for this meeting directory, and one serves all its servers (unslow bypass \
                  ls shows it); use --replace to have this one take its place, or --dir for another directory"
             )
+        }
+        // One at a time: of two that replace a third, each could have some of its servers, and neither would end.
+        let mut next = if held.is_mine { None } else { Some(Held::new(NEXT, Duration::ZERO)?) };
+        if next.as_ref().is_some_and(|next| !next.is_mine) {
+            bail!("another stack is taking over from the one that runs; try again when it has")
         }
         raise_open_files();
         let stop = unslow_interrupt::guard_quietly(); // it ends within a moment
@@ -88,10 +93,13 @@ impl StackArguments {
         }
         output
             .note("waiting for servers that run with `unslow bypass --offload`; Ctrl-C ends it and their connections");
-        if !held.is_mine {
-            output.note("another stack is running; taking over its servers");
+        match (self.replace, held.is_mine) {
+            (true, true) => output.note("no stack of this user was running"),
+            (true, false) => output.note("another stack is running; taking over its servers"),
+            (false, _) => {}
         }
-        let (mut before, mut busy_at, mut patience, mut is_told) = (0, Instant::now(), FIRST, false);
+        let mut was_superseded = false;
+        let (mut before, mut busy_at, mut patience) = (0, Instant::now(), FIRST);
         let (flag, until_idle) = (stop.flag(), self.until_idle);
         let mut polling = busy::wanted_us().map(|_| Polling::default());
         stack.run(&flag, || {
@@ -110,20 +118,25 @@ impl StackArguments {
             if !servers.is_empty() || seen.connections() > 0 {
                 (busy_at, patience) = (Instant::now(), IDLE);
             }
-            if !held.is_mine && held.try_again() {
-                output.note("the other stack has ended");
-                seen.take_over(false);
+            let (is_superseded, left) = (seen.is_superseded(), seen.connections());
+            match (std::mem::replace(&mut was_superseded, is_superseded), is_superseded) {
+                (false, true) => output.note(&format!(
+                    "another stack has taken over; this one exits when the last of its {left} connections closes{}",
+                    stay(servers.len())
+                )),
+                (true, false) => output.note("the other stack has ended; accepting again"),
+                _ => {}
             }
-            if seen.is_superseded() {
-                let left = seen.connections();
-                if !std::mem::replace(&mut is_told, true) {
-                    output.note(&format!(
-                        "another stack has taken over; this one ends with the last of its connections ({left})"
-                    ));
-                }
-                if servers.is_empty() && left == 0 {
+            if is_superseded && servers.is_empty() {
+                held.give_up();
+                if left == 0 {
                     flag.store(true, std::sync::atomic::Ordering::Relaxed);
                 }
+            } else if !held.is_mine && held.try_again() {
+                if next.take().is_some() {
+                    output.note("the other stack serves no server any more");
+                }
+                seen.take_over(false);
             }
             if until_idle && busy_at.elapsed() > patience {
                 flag.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -208,54 +221,74 @@ fn this_stack() -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// What says which stack is a meeting directory's, until it is dropped.
+/// Servers that a stack keeps although another one has taken over.
+fn stay(servers: usize) -> String {
+    match servers {
+        0 => String::new(),
+        1 => "; 1 server stays with it".into(),
+        n => format!("; {n} servers stay with it"),
+    }
+}
+
+/// A lock of this user's in the meeting directory.
 struct Held {
     file: File,
     is_mine: bool,
 }
 
+/// Held by the stack that serves this user's servers; and by one that is taking over from it.
+const LOCK: &str = "lock";
+const NEXT: &str = "next.lock";
+
 impl Held {
+    /// Ours, unless another stack has it for so long.
+    fn new(name: &str, patience: Duration) -> anyhow::Result<Held> {
+        let choice = if std::env::var_os("UNSLOW_BYPASS_DIR").is_some() { Choice::Named } else { Choice::Default };
+        let mut last = None;
+        for directory in channel::directories() {
+            let file = channel::make_directory(directory, choice).and_then(|()| own_file(directory, name));
+            match file {
+                Ok(file) => {
+                    let is_mine = is_locked(&file, patience);
+                    return Ok(Held { file, is_mine });
+                }
+                Err(e) => last = Some((directory, e)),
+            }
+        }
+        match last {
+            Some((directory, e)) => Err(e).with_context(|| format!("{}: cannot be used", directory.display())),
+            None => bail!("no meeting directory"),
+        }
+    }
+
     /// Whether it is ours now.
     fn try_again(&mut self) -> bool {
         self.is_mine = self.is_mine || self.file.try_lock().is_ok();
         self.is_mine
     }
-}
 
-/// Ours, unless another stack has it for so long.
-fn lock(patience: Duration) -> anyhow::Result<Held> {
-    let choice = if std::env::var_os("UNSLOW_BYPASS_DIR").is_some() { Choice::Named } else { Choice::Default };
-    let mut last = None;
-    for directory in channel::directories() {
-        let file = channel::make_directory(directory, choice).and_then(|()| own_file(directory));
-        match file {
-            Ok(file) => {
-                let is_mine = is_locked(&file, patience);
-                return Ok(Held { file, is_mine });
-            }
-            Err(e) => last = Some((directory, e)),
+    /// Another stack may have it from now on.
+    fn give_up(&mut self) {
+        if std::mem::take(&mut self.is_mine) {
+            let _ = self.file.unlock();
         }
-    }
-    match last {
-        Some((directory, e)) => Err(e).with_context(|| format!("{}: cannot be used", directory.display())),
-        None => bail!("no meeting directory"),
     }
 }
 
 /// This user's lock file. Every user can create files in the directory, so a link, a pipe or another user's file is
 /// refused.
-fn own_file(directory: &Path) -> std::io::Result<File> {
+fn own_file(directory: &Path, name: &str) -> std::io::Result<File> {
     use rustix::fs::OFlags;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let own = rustix::process::geteuid().as_raw();
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut options = File::options();
     options.create(true).append(true).mode(0o600).custom_flags(flags);
-    let file = options.open(directory.join(format!("stack.{own}.lock")))?;
+    let file = options.open(directory.join(format!("stack.{own}.{name}")))?;
     let found = file.metadata()?;
     match found.is_file() && found.uid() == own {
         true => Ok(file),
-        false => Err(std::io::Error::other(format!("stack.{own}.lock in it is not this user's"))),
+        false => Err(std::io::Error::other(format!("stack.{own}.{name} in it is not this user's"))),
     }
 }
 

@@ -20,7 +20,8 @@ use std::sync::OnceLock;
 
 use crate::endpoint::{Endpoint, Ends, read_option};
 
-/// Goes up whenever the memory's layout or the meaning of a message changes: ends of different versions stay with TCP.
+/// Goes up whenever the memory's layout or the meaning of a message changes so that an older end would be wrong: ends
+/// of different versions stay with TCP.
 pub const VERSION: u32 = 5;
 const MAGIC: u32 = 0x756e_736c;
 /// Descriptors a message may carry.
@@ -50,8 +51,9 @@ pub enum Kind {
     /// A stack: asks for what the server listens at, at port `a`; where `b` is [`TAKE_OVER`], what another stack has as
     /// well.
     Lend = 9,
-    /// Server: what it lends. `b` is [`LENT`], with the listening socket, from which the stack accepts as long as the
-    /// channel is open; [`NOT_NOW`], also when it takes back all it has lent; [`NEVER`]; or [`SUPERSEDED`].
+    /// Server: what it lends. `b` is [`LENT`], with the listening socket, from which the stack accepts until the
+    /// channel closes or it is told otherwise; [`NOT_NOW`], also when it takes back all it has lent; [`NEVER`]; or
+    /// [`SUPERSEDED`].
     Listener = 10,
     /// A stack: a connection that it has accepted, with its socket. Its bytes come in slot `a` with generation `b`;
     /// where `b` is 0 they come over TCP.
@@ -69,7 +71,7 @@ pub const NOT_NOW: u32 = 0;
 pub const NEVER: u32 = 1;
 /// A listening socket comes with the message.
 pub const LENT: u32 = 2;
-/// Another stack has it from now on. Older stacks take it for [`NOT_NOW`].
+/// Another stack has what this one had from now on. Older stacks take it for [`NOT_NOW`].
 pub const SUPERSEDED: u32 = 3;
 
 /// What another stack has is asked for as well. Older servers lend what is free.

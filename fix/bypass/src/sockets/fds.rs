@@ -98,7 +98,8 @@ pub enum Claim {
     Offered(Ends),
     /// This is its socket.
     Proven(OwnedFd),
-    /// A stack asks for what listens at the port that is in the slot's place.
+    /// A stack asks for what listens at the port that is in the slot's place; what is in the generation's says whether
+    /// it takes over.
     Lend,
     /// A stack has accepted this for us; `None` where there was no descriptor left for it.
     Accepted(Option<OwnedFd>),

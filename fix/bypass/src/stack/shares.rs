@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel::ServerSocket;
@@ -94,8 +94,10 @@ impl There {
 pub struct Shares {
     /// What another stack has is asked for as well.
     takes_over: AtomicBool,
-    /// Another stack has taken over servers of this one.
-    is_superseded: AtomicBool,
+    /// Servers of this one that another stack has taken over, and that are still there.
+    superseded: Mutex<HashSet<PathBuf>>,
+    /// Connections of each thread that are to be passed on, and could not be yet.
+    waiting: Vec<AtomicUsize>,
     /// Queues that connections came by, where the sets poll.
     polled: Mutex<Polled>,
     /// Connections of each thread, those of servers that have ended included.
@@ -126,7 +128,8 @@ impl Shares {
         let open = (0..threads).map(|_| Count::default()).collect();
         Shares {
             takes_over: AtomicBool::new(false),
-            is_superseded: AtomicBool::new(false),
+            superseded: Mutex::default(),
+            waiting: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
             polled: Mutex::default(),
             open,
             there: Mutex::default(),
@@ -144,14 +147,24 @@ impl Shares {
         if self.takes_over.load(Ordering::Relaxed) { Want::All } else { Want::Free }
     }
 
-    /// Another stack has a server of this one from now on.
-    pub fn supersede(&self) {
-        self.is_superseded.store(true, Ordering::Relaxed);
+    /// Another stack has a server of this one from now on, or no more.
+    pub fn supersede(&self, path: &Path, is_superseded: bool) {
+        let mut all = self.superseded.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_superseded {
+            all.insert(path.to_path_buf());
+        } else {
+            all.remove(path);
+        }
     }
 
-    /// Whether one has.
+    /// Whether another stack has servers of this one.
     pub fn is_superseded(&self) -> bool {
-        self.is_superseded.load(Ordering::Relaxed)
+        !self.superseded.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// So many connections of a thread wait to be passed on.
+    pub fn waits(&self, thread: usize, connections: usize) {
+        self.waiting[thread].store(connections, Ordering::Relaxed);
     }
 
     fn all(&self) -> MutexGuard<'_, Servers> {
@@ -190,9 +203,10 @@ impl Shares {
         &self.open[thread]
     }
 
-    /// Connections of all threads.
+    /// Connections of all threads, those included that wait to be passed on.
     pub fn connections(&self) -> u64 {
-        self.open.iter().map(Count::get).sum()
+        let waiting: usize = self.waiting.iter().map(|waiting| waiting.load(Ordering::Relaxed)).sum();
+        self.open.iter().map(Count::get).sum::<u64>() + waiting as u64
     }
 
     /// Whether a server is this thread's from now on, or was before.

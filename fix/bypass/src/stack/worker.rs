@@ -70,6 +70,8 @@ struct Server {
     place: &'static Place,
     port: u16,
     listeners: Vec<OwnedFd>,
+    /// Another stack accepts for it: it keeps the connections that it has here.
+    is_superseded: bool,
     untaken: usize,
     /// Accepted, but the server has not read what it was told before.
     waiting: VecDeque<OwnedFd>,
@@ -185,9 +187,12 @@ impl Worker {
                 next_look = now + LOOK;
                 self.look_for_servers();
                 self.restart_stopped();
-                for server in self.servers.iter().flatten() {
+                for server in self.servers.iter_mut().flatten() {
+                    server.pass_waiting();
                     server.place.pair().tally().show(server.figures.tally());
                 }
+                let waiting: usize = self.servers.iter().flatten().map(|server| server.waiting.len()).sum();
+                self.shares.waits(self.thread, waiting);
                 report();
             }
             if !self.paused.is_empty() {
@@ -260,7 +265,7 @@ impl Worker {
         // A server whose socket file is briefly missing is still ours.
         let is_had = |path: &Path| self.servers.iter().flatten().any(|server| server.path == *path);
         self.shares.keep(self.thread, |path| there.has(path) || is_had(path));
-        // One that another stack replaces takes on nothing new.
+        // One that another stack replaces asks for nothing more.
         let is_superseded = self.shares.is_superseded();
         for server in there.servers.iter().filter(|_| !is_superseded) {
             if self.unwilling.contains(&server.path) || !self.shares.claims(&server.path, self.thread) {
@@ -268,7 +273,7 @@ impl Worker {
             }
             if let Some(known) = self.servers.iter().flatten().find(|known| known.path == server.path) {
                 // It took back what it had lent, and listens again.
-                if known.listeners.is_empty() {
+                if known.listeners.is_empty() && !known.is_superseded {
                     world::ask_again(known.place, known.port, self.shares.want());
                 }
                 continue;
@@ -301,6 +306,7 @@ impl Worker {
                 place,
                 port: server.endpoint.port,
                 listeners: Vec::new(),
+                is_superseded: false,
                 untaken: 0,
                 waiting: VecDeque::new(),
             });
@@ -326,7 +332,14 @@ impl Worker {
                     continue;
                 }
                 Lent::Superseded => {
-                    self.shares.supersede();
+                    server.is_superseded = true;
+                    // Of other users' servers each speaks for itself alone, and so does one that has lent nothing.
+                    let (_, uid) = server.place.pair().peer;
+                    // SAFETY: no arguments.
+                    let is_trusted = uid == 0 || uid == unsafe { libc::geteuid() };
+                    if is_trusted && !server.listeners.is_empty() {
+                        self.shares.supersede(&server.path, true);
+                    }
                     self.drop_listeners(number);
                     continue;
                 }
@@ -338,6 +351,9 @@ impl Worker {
                 // The server takes it back when we are gone, and is met again.
                 Lent::Lost => return self.leave(number),
             };
+            if std::mem::take(&mut server.is_superseded) {
+                self.shares.supersede(&server.path, false); // the other one has ended
+            }
             let (fd, at) = (listener.as_raw_fd(), server.listeners.len());
             let is_fit = at < LISTENERS && endpoint::takes_at_once(fd);
             let path = server.path.clone();

@@ -270,9 +270,9 @@ pub fn entry_of(stream: &'static Stream) -> Option<&'static Entry> {
 #[cfg(feature = "reactor")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Those that nobody has.
+    /// Listeners that no stack has.
     Free,
-    /// Those that another stack has, too.
+    /// Listeners that another stack of this user has, too.
     All,
 }
 

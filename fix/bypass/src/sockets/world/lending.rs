@@ -11,8 +11,8 @@
 //! the server has the bytes in the slot from the first on, so there is no switch in mid-stream. When the stack ends,
 //! its connections end with it, and the listener is back in the set before the next wait returns.
 //!
-//! A newer stack may take a loan over: the bell stays where it is, connections of both are taken, and the older one
-//! keeps those it has until they end.
+//! A newer stack of the same user may take a loan over: the bell stays where it is, connections of both are taken, and
+//! the older one keeps those it has until they end. Should the newer one end first, the loan falls back to the older.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -151,13 +151,33 @@ impl Listened {
         true
     }
 
-    /// Lent to this stack from now on, by whoever has it; who had it before, if anybody. `None` if it cannot be lent.
-    fn lend_to(&mut self, stack: &'static Place) -> Option<Option<&'static Place>> {
-        let Some(loan) = &mut self.loan else { return self.begin_loan(stack).then_some(None) };
+    /// Whether a stack may have what another one has: both are of one user, and it has not been replaced itself.
+    fn passes_to(&self, stack: &'static Place) -> bool {
+        let uid = |place: &Place| place.pair().peer.1;
+        self.loan.as_ref().is_some_and(|loan| uid(loan.stack) == uid(stack)) && !self.is_accepted_by(stack)
+    }
+
+    /// Lends to this stack what another one has; that one is returned.
+    fn pass_loan(&mut self, stack: &'static Place) -> Option<&'static Place> {
+        let loan = self.loan.as_mut()?;
         let before = std::mem::replace(&mut loan.stack, stack);
-        loan.former.retain(|former| !std::ptr::eq(*former, stack));
         loan.former.push(before);
-        Some(Some(before))
+        Some(before)
+    }
+
+    /// The stack that has it has ended: the one that had it before has it again, or else it is ours.
+    fn fall_back(&mut self) {
+        let Some(loan) = &mut self.loan else { return };
+        let ended = loan.stack;
+        while let Some(heir) = loan.former.pop() {
+            let Some(Entry::Listener(endpoint)) = fds::get(self.fd) else { break };
+            if say(heir, endpoint.port.into(), LENT, &[self.fd]) {
+                loan.stack = heir;
+                loan.forget(ended);
+                return;
+            }
+        }
+        self.end_loan();
     }
 
     /// Whether the kernel would have given it a connection to this address.
@@ -173,7 +193,7 @@ impl Listened {
     /// Whether this stack has it, or had it before the one that has it now.
     fn is_accepted_by(&self, place: &'static Place) -> bool {
         let is = |other: &&'static Place| std::ptr::eq(*other, place);
-        self.loan.as_ref().is_some_and(|loan| is(&loan.stack) || loan.former.iter().any(|former| is(former)))
+        self.loan.as_ref().is_some_and(|loan| is(&loan.stack) || loan.former.iter().any(is))
     }
 
     /// It is ours again. The program knew nothing of the connections that waited for it: they are closed.
@@ -195,10 +215,19 @@ impl Loan {
         }
     }
 
-    /// One that had it before has ended, and with it what it had accepted.
+    /// A stack has ended, and with it what it had accepted, except for what stays with TCP.
     fn forget(&mut self, place: &'static Place) {
         self.former.retain(|former| !std::ptr::eq(*former, place));
-        self.waiting.retain(|given| !std::ptr::eq(given.stack, place));
+        self.waiting.retain(|given| match given.slot {
+            Some((slot, generation)) if std::ptr::eq(given.stack, place) => {
+                decline(place, slot, generation);
+                false
+            }
+            _ => true,
+        });
+        if self.waiting.is_empty() {
+            self.answer();
+        }
     }
 
     fn ring(&self) {
@@ -220,41 +249,48 @@ pub fn lend(world: &mut World, place: &'static Place, port: u32, take_over: bool
     // SAFETY: no arguments.
     let own = unsafe { libc::geteuid() };
     let uid = place.pair().peer.1;
-    let say = |what, fds: &[RawFd]| channel::say(&place.pair().channel, Kind::Listener, port, what, fds).is_ok();
     if !settings().lends || (uid != 0 && uid != own) {
-        say(NEVER, &[]);
+        say(place, port, NEVER, &[]);
         return;
     }
     let is_at = |l: &Listened| u16::try_from(port).is_ok_and(|port| l.is_at(port));
     // One that asks again has it already.
     let mut any = world.listened.iter().any(|l| l.is_lent_to(place) && is_at(l));
-    let can_have = |l: &Listened| {
-        let is_free = l.loan.is_none() || (take_over && !l.is_lent_to(place));
-        is_free && l.is_in && is_at(l) && endpoint::takes_at_once(l.fd)
-    };
+    let is_free = |l: &Listened| l.loan.is_none() && l.is_in && endpoint::takes_at_once(l.fd);
     let (mut said, mut superseded): (Vec<RawFd>, Vec<&'static Place>) = (Vec::new(), Vec::new());
-    for listened in world.listened.iter_mut() {
-        if !can_have(listened) {
+    for listened in world.listened.iter_mut().filter(|l| is_at(l)) {
+        // Whether the program has it in its set or not: what one stack has of a server, the next one has.
+        let is_passed = take_over && listened.passes_to(place);
+        if !is_passed && (!is_free(listened) || !listened.begin_loan(place)) {
             continue;
         }
-        let Some(before) = listened.lend_to(place) else { continue };
-        superseded.extend(before);
         // In several sets it is one listener.
-        if said.contains(&listened.fd) || say(LENT, &[listened.fd]) {
+        let is_said = said.contains(&listened.fd) || say(place, port, LENT, &[listened.fd]);
+        match (is_said, is_passed) {
+            (true, true) => superseded.extend(listened.pass_loan(place)),
+            (false, false) => listened.end_loan(),
+            // Who has it, has it still.
+            (false, true) => continue,
+            (true, false) => {}
+        }
+        if is_said {
             said.push(listened.fd);
             any = true;
-        } else {
-            listened.end_loan();
         }
     }
     if !any {
-        say(NOT_NOW, &[]);
+        say(place, port, NOT_NOW, &[]);
     }
     superseded.sort_unstable_by_key(|place| std::ptr::from_ref(*place));
     superseded.dedup_by_key(|place| std::ptr::from_ref(*place));
     for before in superseded {
-        let _ = channel::say(&before.pair().channel, Kind::Listener, port, SUPERSEDED, &[]);
+        say(before, port, SUPERSEDED, &[]);
     }
+}
+
+/// To a stack, about what listens at a port; false where it has ended, or does not read.
+fn say(stack: &Place, port: u32, what: u32, fds: &[RawFd]) -> bool {
+    channel::say(&stack.pair().channel, Kind::Listener, port, what, fds).is_ok()
 }
 
 /// A stack has accepted a connection for us.
@@ -358,8 +394,8 @@ fn gone(world: &mut World, which: impl Fn(&Listened) -> bool) {
         }
         listened.end_loan();
         // Without saying which: the stack lets go of all of them, and asks again for those that are left.
-        stack_ended(world, stack);
-        let _ = channel::say(&stack.pair().channel, Kind::Listener, 0, NOT_NOW, &[]);
+        world.listened.iter_mut().filter(|l| l.is_lent_to(stack)).for_each(Listened::end_loan);
+        say(stack, 0, NOT_NOW, &[]);
     }
 }
 
@@ -387,11 +423,11 @@ pub fn borrower(world: &World, port: u16) -> Option<(i32, Option<[u64; TALLIED]>
     lent.loan.as_ref().map(|loan| (loan.stack.pair().peer.0, loan.stack.pair().tally().numbers()))
 }
 
-/// A stack has ended, or is to give it back: what was lent to it is ours.
+/// A stack has ended: what was lent to it is its predecessor's again, or ours.
 pub fn stack_ended(world: &mut World, place: &'static Place) {
     for listened in &mut world.listened {
         if listened.is_lent_to(place) {
-            listened.end_loan();
+            listened.fall_back();
         } else if let Some(loan) = &mut listened.loan {
             loan.forget(place);
         }
