@@ -85,8 +85,11 @@ fn replies(bytes: &[u8], pieces: Pieces<'_>) {
     assert_eq!(split(pieces), whole);
 }
 
-/// Where frames end, with their type, and whether they are null or hold an error; then what is wrong.
-fn split<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<(usize, u8, bool, bool)>, Option<ErrorKind>) {
+/// Where a frame ends, its type, and whether it is null or holds an error.
+type Frame = (usize, u8, bool, bool);
+
+/// Frames, then what is wrong.
+fn split<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Frame>, Option<ErrorKind>) {
     let (mut splitter, mut frames) = (Splitter::new(limits()), Vec::new());
     let (mut unread, mut taken) = (Vec::new(), 0);
     for piece in pieces {

@@ -15,6 +15,9 @@ use crate::shim::Knob;
 /// How long a save of an empty server may take on a busy machine.
 const SAVED: Duration = Duration::from_secs(20);
 
+/// How long writers may take to be held back by a pause.
+const HELD: Duration = Duration::from_secs(20);
+
 /// A sync of network storage on a bad day, under a client that writes all the time.
 pub fn fsync_always(at: &At<'_>) -> Result<Active, Error> {
     let active = turn(at, at.active("appendfsync everysec"), &at.node()?, Knob::FsyncUs, 20_000)?;
@@ -147,5 +150,13 @@ pub fn paused(at: &At<'_>) -> Result<Active, Error> {
         });
     }
     beside(&node)?.call(&["CLIENT", "PAUSE", "600000", "WRITE"])?;
-    Ok(active.undo_with(move || Ok(beside(&node)?.call(&["CLIENT", "UNPAUSE"]).map(drop)?)))
+    let active = active.undo_with({
+        let node = node.clone();
+        move || Ok(beside(&node)?.call(&["CLIENT", "UNPAUSE"]).map(drop)?)
+    });
+    // Nothing else shows it on servers that do not tell of pauses.
+    wait_for("three writers to be held back", HELD, || {
+        Ok(info(&mut beside(&node)?, "clients")?.number("blocked_clients") >= Some(3.0))
+    })?;
+    Ok(active)
 }
