@@ -42,7 +42,7 @@ impl Passing {
         Passing { stop, served, threads }
     }
 
-    /// Waits for so many more.
+    /// Waits until this many more have been served.
     fn go_on(&self, more: u64) {
         let wanted = self.served.load(Ordering::Relaxed) + more;
         until("clients to be served", || {

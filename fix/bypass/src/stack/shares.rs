@@ -162,7 +162,7 @@ impl Shares {
         !self.superseded.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// So many connections of a thread wait to be passed on.
+    /// Sets how many connections of a thread wait to be passed on.
     pub fn waits(&self, thread: usize, connections: usize) {
         self.waiting[thread].store(connections, Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ pub struct Busy {
     server: Target,
     /// The network that the server is asked from, if it is not this machine's.
     seat: Option<Arc<Seat>>,
-    /// So many clients more than before it has begun with.
+    /// Clients that the server has in addition once all of the load's are connected.
     connections: usize,
     before: Option<Counts>,
 }

@@ -105,7 +105,7 @@ struct Haunted {
 }
 
 impl Haunted {
-    /// With so many ghosts.
+    /// Starts it, with this many ghosts at each node.
     fn raise(cx: &mut Context<'_>, engine: &str, ghosts: u64) -> Result<Haunted, Error> {
         let fault = faults::named("ghost_nodes")?;
         let mut haunted = Haunted { _ghosts: Vec::new(), stage: cx.raise(fault.topology(engine), Hosts::Flat)? };
@@ -233,7 +233,7 @@ impl<'c, 'a> Steps<'c, 'a> {
         Ok(Steps { cx, clients, ghosts, per_s, played })
     }
 
-    /// Measures at `url` while a storm goes on, and adds the row.
+    /// Measures at `url` during the storm, and adds the row.
     fn measure(&mut self, name: &str, lab: &Lab, url: &str, storm: Storm) -> Result<Seen, Error> {
         let scene = |storm: &mut Storm, answered: Answered| {
             answered.enough(PATIENCE)?;

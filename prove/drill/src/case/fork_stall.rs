@@ -62,7 +62,7 @@ fn under_load<T>(seed: u64, lab: &Lab, body: impl FnOnce() -> Result<T, Error>) 
             answered.enough(PATIENCE)?;
             let begun_us = run.now_us();
             let done = body()?;
-            std::thread::sleep(Duration::from_millis(500)); // whoever waits gets through
+            std::thread::sleep(Duration::from_millis(500)); // writers that were blocked get their answers
             Ok((done, begun_us, run.now_us()))
         };
         let (played, (history, _)) = stage::play(Clients::begin(&run, scope, &clients), PATIENCE, scene);

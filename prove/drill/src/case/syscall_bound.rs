@@ -61,7 +61,7 @@ fn attached(cx: &Context<'_>, port: &str) -> Result<Option<Background>, Error> {
 }
 
 impl Context<'_> {
-    /// What `bypass ls` lists of a load, once that is all of its connections. The generator has some of its own beside
+    /// Number of the load's connections that `bypass ls` lists, after waiting for all. The generator has others beside
     /// them, so that the last may still be on their way.
     fn listed(&self, environment: &[(&str, &str)], of: impl Fn(&Json) -> usize) -> Result<usize, Error> {
         let until = Instant::now() + Duration::from_secs(1);

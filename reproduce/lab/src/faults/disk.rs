@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use unslow_client::{Connection, Options};
 use unslow_engine::{Error, info, wait_for};
 use unslow_topology::slot_of;
 
@@ -144,7 +145,13 @@ pub fn paused(at: &At<'_>) -> Result<Active, Error> {
         let (target, key, mut slot) = (node.target(), format!("w:{tag}:{worker}"), None);
         // Three write, one reads.
         let command = if worker < 3 { words(&["SET", &key, "x"]) } else { words(&["GET", &key]) };
+        // They give up at different times, as clients of several machines do, so some are always held back.
+        let patience = super::brief().command_timeout + Duration::from_secs(2 * worker);
+        let options = Options { command_timeout: patience, ..super::brief() };
         active = active.work(move |flags| {
+            if slot.is_none() {
+                slot = Connection::open(&target, &options).ok();
+            }
             super::with(&mut slot, &target, flags, |c| c.call(&command).map(drop));
             flags.pause(Duration::from_millis(5));
         });
