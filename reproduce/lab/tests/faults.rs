@@ -70,7 +70,9 @@ fn state(lab: &Lab) -> Vec<BTreeMap<String, String>> {
         map.insert("disk".into(), format!("{:?}", server.seat().map(|s| s.size().expect("told"))));
         map.insert("cgroup".into(), of_process("cgroup"));
         map.insert("stopped".into(), of_process("status").contains("State:\tT").to_string());
-        map.insert("role".into(), info(&mut c, "replication").expect("read").get("role").unwrap_or("").into());
+        let replication = info(&mut c, "replication").expect("read");
+        map.insert("role".into(), replication.get("role").unwrap_or("").into());
+        map.insert("link".into(), replication.get("master_link_status").unwrap_or("").into());
         if lab.deployment.masters > 1 {
             let view = view(&mut c).expect("read");
             let me = view.myself().expect("itself");
@@ -238,6 +240,32 @@ fn two_copies_at_once_and_an_upgrade_half_done_are_undone() {
         topology.deployment.settings.insert("requirepass".into(), Setting::Text("s3cret".into()));
         all_on(&topology, |f| f.name == name);
     }
+}
+
+#[test]
+fn a_replica_that_is_loading_a_copy_is_waited_for() {
+    const KEYS: usize = 20_000;
+    const LOAD_DELAY_US: &str = "100"; // for each key
+    let lab = start("min_replicas_refusing");
+    let (mut master, mut replica) = (connect(node(&lab, 1)), connect(node(&lab, 2)));
+    // A copy of 20 MB, at once: a server that loads one answers after every second MB.
+    let at_once = ["CONFIG", "SET", "repl-diskless-sync-delay", "0", "rdbcompression", "no"];
+    master.call(&at_once).expect("settings");
+    let command = |i| vec!["SET".to_string(), format!("k:{i}"), "x".repeat(1000)];
+    master.pipeline(&(0..KEYS).map(command).collect::<Vec<_>>()).expect("written");
+    replica.call(&["CONFIG", "SET", "key-load-delay", LOAD_DELAY_US, "min-replicas-to-write", "0"]).expect("settings");
+    let of = node(&lab, 1);
+    for command in [["REPLICAOF", "NO", "ONE"], ["SET", "own", "history"], ["REPLICAOF", &of.ip, &of.port.to_string()]]
+    {
+        replica.call(&command).expect("done");
+    }
+    until("the replica to load a copy", || {
+        info(&mut replica, "persistence").expect("read").get("loading") == Some("1")
+    });
+    let mut active = inject(&lab, "min_replicas_refusing", None, None);
+    replica.call(&["CONFIG", "SET", "key-load-delay", "0"]).expect("a setting");
+    active.heal().expect("healed");
+    assert_eq!(info(&mut replica, "replication").expect("read").get("master_link_status"), Some("up"));
 }
 
 #[test]

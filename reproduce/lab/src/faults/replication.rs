@@ -33,6 +33,29 @@ fn link_is(replica: &Server, status: &str) -> Result<bool, Error> {
     Ok(info(&mut beside(replica)?, "replication")?.get("master_link_status") == Some(status))
 }
 
+/// Waits until the replica has its master's data again.
+pub(super) fn linked(replica: &Server) -> Result<(), Error> {
+    wait_for("the replica's link", SEEN, || link_is(replica, "up"))
+}
+
+/// Makes the server follow that master. A server that is loading a copy refuses and is asked again.
+pub(super) fn follow(server: &Server, master: &Server) -> Result<(), Error> {
+    replicaof(server, &master.ip, &master.port.to_string())
+}
+
+/// Makes the server a master, under the same conditions.
+fn promote(server: &Server) -> Result<(), Error> {
+    replicaof(server, "NO", "ONE")
+}
+
+fn replicaof(server: &Server, host: &str, port: &str) -> Result<(), Error> {
+    wait_for("a server that is not loading", SEEN, || match beside(server)?.call(&["REPLICAOF", host, port]) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind == unslow_client::ErrorKind::Loading => Ok(false),
+        Err(e) => Err(e.into()),
+    })
+}
+
 /// Ends the links of this master's replicas, as a break of the network does.
 fn cut_links(master: &Server) -> Result<(), Error> {
     beside(master)?.call(&["CLIENT", "KILL", "TYPE", "slave"])?;
@@ -51,7 +74,7 @@ pub fn replica_link_down(at: &At<'_>) -> Result<Active, Error> {
         let replica = replica.clone();
         move || {
             beside(&replica)?.call(&["CONFIG", "SET", "masterauth", &before])?;
-            wait_for("the replica's link", SEEN, || link_is(&replica, "up"))
+            linked(&replica)
         }
     });
     beside(&replica)?.call(&["CONFIG", "SET", "masterauth", "forgotten"])?;
@@ -92,7 +115,10 @@ pub fn replica_buffer_kill(at: &At<'_>) -> Result<Active, Error> {
     let add = Conditions { rate_bits_per_s: Some(16_000_000), ..Conditions::default() };
     let (from, to) = (vec![at.lab.host_of(&master)], vec![at.lab.host_of(&replica)]);
     let id = wire.change(Change { from, to, both_ways: false, add });
-    let active = writes(active.on_end(move || wire.undo(id)), at, 10_000, 2, 2000)?;
+    let active = writes(active.on_end(move || wire.undo(id)), at, 10_000, 2, 2000)?.undo_with({
+        let replica = replica.clone();
+        move || linked(&replica)
+    });
     let mut syncs = || -> Result<f64, Error> { Ok(info(&mut c, "stats")?.number("sync_full").unwrap_or(0.0)) };
     let before = syncs()?;
     follow_anew(&replica, &master)?;
@@ -102,11 +128,9 @@ pub fn replica_buffer_kill(at: &At<'_>) -> Result<Active, Error> {
 
 /// Makes it follow this master with a history of its own, so that nothing but a full copy will do.
 fn follow_anew(replica: &Server, master: &Server) -> Result<(), Error> {
-    let mut c = beside(replica)?;
-    c.call(&["REPLICAOF", "NO", "ONE"])?;
-    c.call(&["SET", "own", "history"])?;
-    c.call(&["REPLICAOF", &master.ip, &master.port.to_string()])?;
-    Ok(())
+    promote(replica)?;
+    beside(replica)?.call(&["SET", "own", "history"])?;
+    follow(replica, master)
 }
 
 /// The replicas of a master without cluster mode.
@@ -143,7 +167,7 @@ pub fn resync_storm(at: &At<'_>) -> Result<Active, Error> {
     let id = wire.change(Change { from, to, both_ways: false, add });
     let active = active.on_end(move || wire.undo(id)).undo_with({
         let replicas = replicas.clone();
-        move || replicas.iter().try_for_each(|r| wait_for("the replica's link", SEEN, || link_is(r, "up")))
+        move || replicas.iter().try_for_each(|r| linked(r))
     });
     for replica in &replicas {
         follow_anew(replica, &master)?;
@@ -166,15 +190,15 @@ pub fn version_mix(at: &At<'_>) -> Result<Active, Error> {
     let active = at.active("the older server is upgraded").undo_with({
         let (old, new) = (old.clone(), new.clone());
         move || {
-            beside(&old)?.call(&["REPLICAOF", "NO", "ONE"])?;
-            beside(&new)?.call(&["REPLICAOF", &old.ip, &old.port.to_string()])?;
-            wait_for("the replica's link", SEEN, || link_is(&new, "up"))
+            promote(&old)?;
+            follow(&new, &old)?;
+            linked(&new)
         }
     });
-    beside(&new)?.call(&["REPLICAOF", "NO", "ONE"])?;
+    promote(&new)?;
     // What it still took as a master is not in the other's history: a full copy it must be.
     beside(&old)?.call(&["SET", "own", "history"])?;
-    beside(&old)?.call(&["REPLICAOF", &new.ip, &new.port.to_string()])?;
+    follow(&old, &new)?;
     wait_for("a second full copy that fails", SEEN, || {
         let copies = info(&mut beside(&new)?, "stats")?.number("sync_full").unwrap_or(0.0);
         Ok(copies >= 2.0 && link_is(&old, "down")?)
@@ -224,7 +248,6 @@ pub fn writable_replica(at: &At<'_>) -> Result<Active, Error> {
 /// The only replica leaves, and its master needs one to write.
 pub fn min_replicas_refusing(at: &At<'_>) -> Result<Active, Error> {
     let (master, replica) = pair(at)?;
-    let (ip, port) = (master.ip.clone(), master.port.to_string());
     let good = |master: &Server| -> Result<bool, Error> {
         Ok(info(&mut beside(master)?, "replication")?.number("min_slaves_good_slaves") > Some(0.0))
     };
@@ -232,11 +255,12 @@ pub fn min_replicas_refusing(at: &At<'_>) -> Result<Active, Error> {
     let active = writes(at.active("the replica comes back"), at, 100, 1, 1000)?.undo_with({
         let (master, replica) = (master.clone(), replica.clone());
         move || {
-            beside(&replica)?.call(&["REPLICAOF", &ip, &port])?;
+            follow(&replica, &master)?;
+            linked(&replica)?;
             wait_for("a replica that keeps up", SEEN, || good(&master))
         }
     });
-    beside(&replica)?.call(&["REPLICAOF", "NO", "ONE"])?;
+    promote(&replica)?;
     wait_for("the master to miss its replica", SEEN, || Ok(!good(&master)?))?;
     Ok(active)
 }

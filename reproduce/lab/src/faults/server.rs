@@ -6,6 +6,7 @@ use unslow_engine::Error;
 
 use super::at::beside;
 use super::process::turn;
+use super::replication::{follow, linked};
 use super::{Active, At, fill, sweep, with, words};
 use crate::shim::Knob;
 
@@ -123,10 +124,10 @@ pub fn full_resync_loop(at: &At<'_>) -> Result<Active, Error> {
     })?;
     let (target, mut slot) = (replica.target(), None);
     // A replica that comes back without its data and history, as a container without a volume does.
-    let back = replica.clone();
-    let active = at.active("the replica keeps its data over a restart").undo_with({
-        let (ip, port) = (ip.clone(), port.clone());
-        move || Ok(back.connect()?.call(&["REPLICAOF", &ip, &port]).map(drop)?)
+    let (back, master) = (replica.clone(), node.clone());
+    let active = at.active("the replica keeps its data over a restart").undo_with(move || {
+        follow(&back, &master)?;
+        linked(&back)
     });
     Ok(active.work(move |flags| {
         with(&mut slot, &target, flags, |c| {
