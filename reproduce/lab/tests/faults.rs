@@ -90,6 +90,16 @@ fn state(lab: &Lab) -> Vec<BTreeMap<String, String>> {
     all
 }
 
+/// Faults that leave replicas without their data: they are undone once it is there again.
+const COPIES: &[&str] = &[
+    "full_resync_loop",
+    "min_replicas_refusing",
+    "replica_buffer_kill",
+    "replica_link_down",
+    "resync_storm",
+    "version_mix",
+];
+
 /// Every fault for this shape, one after the other on one lab: each must find it as it was before the one before.
 fn all_on(topology: &Topology, wanted: impl Fn(&faults::Fault) -> bool) {
     let lab = Lab::start(topology).unwrap_or_else(|e| panic!("{e}"));
@@ -111,6 +121,13 @@ fn all_on(topology: &Topology, wanted: impl Fn(&faults::Fault) -> bool) {
         };
         assert!(!active.subject.is_empty(), "{} says on whom", fault.name);
         active.heal().unwrap_or_else(|e| panic!("{}: {e}", fault.name));
+        if COPIES.contains(&fault.name) {
+            let linked = |server: &Arc<Server>| {
+                let now = info(&mut connect(server), "replication").expect("read");
+                now.get("master_link_status").is_none_or(|link| link == "up")
+            };
+            assert!(lab.deployment.nodes.iter().all(linked), "{} is not over: a replica has no data", fault.name);
+        }
         let mut difference = String::new();
         let same = wait_for("the state before", PATIENCE, || {
             let now = state(&lab);
@@ -244,13 +261,14 @@ fn two_copies_at_once_and_an_upgrade_half_done_are_undone() {
 
 #[test]
 fn a_replica_that_is_loading_a_copy_is_waited_for() {
-    const KEYS: usize = 20_000;
-    const LOAD_DELAY_US: &str = "100"; // for each key
-    let lab = start("min_replicas_refusing");
+    const KEYS: usize = 5_000;
+    const LOAD_DELAY_US: &str = "2000"; // for each key, until it is told to hurry
+    let mut topology = faults::named("min_replicas_refusing").expect("a fault").topology("valkey-9.1");
+    let settings = [("repl-diskless-sync-delay", 0), ("loading-process-events-interval-bytes", 1024)];
+    topology.deployment.settings.extend(settings.map(|(name, value)| (name.into(), Setting::Number(value))));
+    topology.deployment.settings.insert("rdbcompression".into(), Setting::Switch(false));
+    let lab = Lab::start(&topology).unwrap_or_else(|e| panic!("{e}"));
     let (mut master, mut replica) = (connect(node(&lab, 1)), connect(node(&lab, 2)));
-    // A copy of 20 MB, at once: a server that loads one answers after every second MB.
-    let at_once = ["CONFIG", "SET", "repl-diskless-sync-delay", "0", "rdbcompression", "no"];
-    master.call(&at_once).expect("settings");
     let command = |i| vec!["SET".to_string(), format!("k:{i}"), "x".repeat(1000)];
     master.pipeline(&(0..KEYS).map(command).collect::<Vec<_>>()).expect("written");
     replica.call(&["CONFIG", "SET", "key-load-delay", LOAD_DELAY_US, "min-replicas-to-write", "0"]).expect("settings");
@@ -262,8 +280,17 @@ fn a_replica_that_is_loading_a_copy_is_waited_for() {
     until("the replica to load a copy", || {
         info(&mut replica, "persistence").expect("read").get("loading") == Some("1")
     });
-    let mut active = inject(&lab, "min_replicas_refusing", None, None);
-    replica.call(&["CONFIG", "SET", "key-load-delay", "0"]).expect("a setting");
+    let refused = || {
+        let stats = info(&mut connect(node(&lab, 2)), "commandstats").expect("read");
+        stats.get("cmdstat_replicaof").is_some_and(|of| !of.contains("rejected_calls=0"))
+    };
+    let mut active = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("a refusal while it loads", refused);
+            connect(node(&lab, 2)).call(&["CONFIG", "SET", "key-load-delay", "0"]).expect("a setting");
+        });
+        inject(&lab, "min_replicas_refusing", None, None)
+    });
     active.heal().expect("healed");
     assert_eq!(info(&mut replica, "replication").expect("read").get("master_link_status"), Some("up"));
 }

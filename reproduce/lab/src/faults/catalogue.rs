@@ -380,7 +380,7 @@ pub const ALL: &[Fault] = &[
         "a replica comes back without its data, again and again",
         Deployment,
         pair,
-        server::full_resync_loop,
+        replication::full_resync_loop,
     )
     .rule("full_resync_loop"),
     // Replication.

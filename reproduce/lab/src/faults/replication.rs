@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use unslow_client::ErrorKind;
 use unslow_engine::{Error, Server, info, wait_for};
 
 use super::at::{beside, id_of};
@@ -33,27 +34,34 @@ fn link_is(replica: &Server, status: &str) -> Result<bool, Error> {
     Ok(info(&mut beside(replica)?, "replication")?.get("master_link_status") == Some(status))
 }
 
-/// Waits until the replica has its master's data again.
-pub(super) fn linked(replica: &Server) -> Result<(), Error> {
+fn wait_for_link(replica: &Server) -> Result<(), Error> {
     wait_for("the replica's link", SEEN, || link_is(replica, "up"))
 }
 
-/// Makes the server follow that master. A server that is loading a copy refuses and is asked again.
-pub(super) fn follow(server: &Server, master: &Server) -> Result<(), Error> {
+/// Makes the server follow that master; retried while it loads.
+fn follow(server: &Server, master: &Server) -> Result<(), Error> {
     replicaof(server, &master.ip, &master.port.to_string())
 }
 
-/// Makes the server a master, under the same conditions.
+/// Makes the server a master; retried while it loads.
 fn promote(server: &Server) -> Result<(), Error> {
     replicaof(server, "NO", "ONE")
 }
 
 fn replicaof(server: &Server, host: &str, port: &str) -> Result<(), Error> {
-    wait_for("a server that is not loading", SEEN, || match beside(server)?.call(&["REPLICAOF", host, port]) {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind == unslow_client::ErrorKind::Loading => Ok(false),
-        Err(e) => Err(e.into()),
+    wait_for(&format!("{} to finish loading", server.name()), SEEN, || {
+        match beside(server)?.call(&["REPLICAOF", host, port]) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind == ErrorKind::Loading => Ok(false),
+            Err(e) => Err(e.into()),
+        }
     })
+}
+
+/// Makes the replica follow its master again, whatever became of it, and waits for its data.
+fn rejoin(replica: &Server, master: &Server) -> Result<(), Error> {
+    follow(replica, master)?;
+    wait_for_link(replica)
 }
 
 /// Ends the links of this master's replicas, as a break of the network does.
@@ -74,7 +82,7 @@ pub fn replica_link_down(at: &At<'_>) -> Result<Active, Error> {
         let replica = replica.clone();
         move || {
             beside(&replica)?.call(&["CONFIG", "SET", "masterauth", &before])?;
-            linked(&replica)
+            wait_for_link(&replica)
         }
     });
     beside(&replica)?.call(&["CONFIG", "SET", "masterauth", "forgotten"])?;
@@ -110,27 +118,51 @@ pub fn replica_buffer_kill(at: &At<'_>) -> Result<Active, Error> {
     let (master, replica) = pair(at)?;
     let wire = at.lab.wire()?.clone();
     let mut c = beside(&master)?;
-    let active = sweep(at.active("a larger limit"), &master, "page:*".into());
+    // Undone last, when there is little left to copy.
+    let active = at.active("a larger limit").undo_with({
+        let (master, replica) = (master.clone(), replica.clone());
+        move || rejoin(&replica, &master)
+    });
+    let active = sweep(active, &master, "page:*".into());
     fill(&mut c, 6_000, |i| words(&["SET", &format!("page:{i}"), &noise(i, 10_000)]))?;
     let add = Conditions { rate_bits_per_s: Some(16_000_000), ..Conditions::default() };
     let (from, to) = (vec![at.lab.host_of(&master)], vec![at.lab.host_of(&replica)]);
     let id = wire.change(Change { from, to, both_ways: false, add });
-    let active = writes(active.on_end(move || wire.undo(id)), at, 10_000, 2, 2000)?.undo_with({
-        let replica = replica.clone();
-        move || linked(&replica)
-    });
+    let active = writes(active.on_end(move || wire.undo(id)), at, 10_000, 2, 2000)?;
     let mut syncs = || -> Result<f64, Error> { Ok(info(&mut c, "stats")?.number("sync_full").unwrap_or(0.0)) };
     let before = syncs()?;
-    follow_anew(&replica, &master)?;
+    follow_with_new_history(&replica, &master)?;
     wait_for("a second full copy", SEEN, || Ok(syncs()? >= before + 2.0))?;
     Ok(active)
 }
 
-/// Makes it follow this master with a history of its own, so that nothing but a full copy will do.
-fn follow_anew(replica: &Server, master: &Server) -> Result<(), Error> {
+/// Makes it follow this master with a different history, so that nothing but a full copy will do.
+fn follow_with_new_history(replica: &Server, master: &Server) -> Result<(), Error> {
     promote(replica)?;
     beside(replica)?.call(&["SET", "own", "history"])?;
     follow(replica, master)
+}
+
+/// The replica loses its data and its history over and over, as a container without a volume does at each restart.
+pub fn full_resync_loop(at: &At<'_>) -> Result<Active, Error> {
+    let (master, replica) = pair(at)?;
+    let (target, mut slot) = (replica.target(), None);
+    let (ip, port) = (master.ip.clone(), master.port.to_string());
+    let active = at.active("the replica keeps its data over a restart").undo_with({
+        let master = master.clone();
+        move || rejoin(&replica, &master)
+    });
+    let active = sweep(active, &master, "page:*".into());
+    fill(&mut beside(&master)?, 5_000, |i| words(&["SET", &format!("page:{i}"), &"x".repeat(1000)]))?;
+    Ok(active.work(move |flags| {
+        with(&mut slot, &target, flags, |c| {
+            c.call(&["REPLICAOF", "NO", "ONE"])?;
+            c.call(&["FLUSHALL"])?;
+            c.call(&["SET", "own", "history"])?;
+            c.call(&["REPLICAOF", &ip, &port]).map(drop)
+        });
+        flags.pause(Duration::from_millis(800));
+    }))
 }
 
 /// The replicas of a master without cluster mode.
@@ -160,17 +192,19 @@ pub fn resync_storm(at: &At<'_>) -> Result<Active, Error> {
     }
     let wire = at.lab.wire()?.clone();
     let mut c = beside(&master)?;
-    let active = sweep(at.active("one replica after the other"), &master, "page:*".into());
+    // Undone last, when there is little left to copy.
+    let active = at.active("one replica after the other").undo_with({
+        let (master, replicas) = (master.clone(), replicas.clone());
+        move || replicas.iter().try_for_each(|replica| rejoin(replica, &master))
+    });
+    let active = sweep(active, &master, "page:*".into());
     fill(&mut c, 4_000, |i| words(&["SET", &format!("page:{i}"), &noise(i, 10_000)]))?;
     let add = Conditions { rate_bits_per_s: Some(2_000_000), ..Conditions::default() };
     let (from, to) = (vec![at.lab.host_of(&master)], replicas.iter().map(|r| at.lab.host_of(r)).collect());
     let id = wire.change(Change { from, to, both_ways: false, add });
-    let active = active.on_end(move || wire.undo(id)).undo_with({
-        let replicas = replicas.clone();
-        move || replicas.iter().try_for_each(|r| linked(r))
-    });
+    let active = active.on_end(move || wire.undo(id));
     for replica in &replicas {
-        follow_anew(replica, &master)?;
+        follow_with_new_history(replica, &master)?;
     }
     wait_for("both replicas to be copied", SEEN, || {
         let rows = info(&mut c, "replication")?.replicas();
@@ -191,8 +225,7 @@ pub fn version_mix(at: &At<'_>) -> Result<Active, Error> {
         let (old, new) = (old.clone(), new.clone());
         move || {
             promote(&old)?;
-            follow(&new, &old)?;
-            linked(&new)
+            rejoin(&new, &old)
         }
     });
     promote(&new)?;
@@ -255,8 +288,7 @@ pub fn min_replicas_refusing(at: &At<'_>) -> Result<Active, Error> {
     let active = writes(at.active("the replica comes back"), at, 100, 1, 1000)?.undo_with({
         let (master, replica) = (master.clone(), replica.clone());
         move || {
-            follow(&replica, &master)?;
-            linked(&replica)?;
+            rejoin(&replica, &master)?;
             wait_for("a replica that keeps up", SEEN, || good(&master))
         }
     });

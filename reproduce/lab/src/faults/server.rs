@@ -6,7 +6,6 @@ use unslow_engine::Error;
 
 use super::at::beside;
 use super::process::turn;
-use super::replication::{follow, linked};
 use super::{Active, At, fill, sweep, with, words};
 use crate::shim::Knob;
 
@@ -107,35 +106,4 @@ pub fn expire_storm(at: &At<'_>) -> Result<Active, Error> {
 
 pub fn backlog_too_small(at: &At<'_>) -> Result<Active, Error> {
     writes(at.active("a backlog of five minutes"), at, 1000, 2, 1000)
-}
-
-pub fn full_resync_loop(at: &At<'_>) -> Result<Active, Error> {
-    let mut c = beside(&*at.node()?)?;
-    fill(&mut c, 5_000, |i| words(&["SET", &format!("k:{i}"), &"x".repeat(1000)]))?;
-    let node = at.node()?;
-    let (ip, port) = (node.ip.clone(), node.port.to_string());
-    let mut nodes = at.lab.deployment.nodes.iter();
-    let replica = nodes.find(|n| !std::sync::Arc::ptr_eq(n, &node));
-    let cluster = at.lab.deployment.masters > 1;
-    let replica = replica.filter(|_| !cluster).ok_or_else(|| {
-        Error::new(
-            "a master with a replica, without cluster mode, is needed: kind = \"master-replica\" or \"sentinel\"",
-        )
-    })?;
-    let (target, mut slot) = (replica.target(), None);
-    // A replica that comes back without its data and history, as a container without a volume does.
-    let (back, master) = (replica.clone(), node.clone());
-    let active = at.active("the replica keeps its data over a restart").undo_with(move || {
-        follow(&back, &master)?;
-        linked(&back)
-    });
-    Ok(active.work(move |flags| {
-        with(&mut slot, &target, flags, |c| {
-            c.call(&["REPLICAOF", "NO", "ONE"])?;
-            c.call(&["FLUSHALL"])?;
-            c.call(&["SET", "own", "history"])?;
-            c.call(&["REPLICAOF", &ip, &port]).map(drop)
-        });
-        flags.pause(Duration::from_millis(800));
-    }))
 }
