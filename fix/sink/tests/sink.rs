@@ -99,7 +99,7 @@ struct Feed {
 }
 
 impl Feed {
-    /// At most 10,000 lines a second: what these tests are about does not depend on the pace.
+    /// At most 4,000 lines a second: what these tests are about does not depend on the pace.
     fn start(dir: &Dir, mut line: impl FnMut(u64, &mut Vec<u8>) + Send + 'static) -> Feed {
         let path = PathBuf::from(dir.path("feed"));
         let name = std::ffi::CString::new(path.display().to_string()).unwrap();
@@ -118,7 +118,7 @@ impl Feed {
                 }
                 pipe.write_all(&text).unwrap();
                 count.store(n, Ordering::Release);
-                std::thread::sleep(Duration::from_millis(10)); // the pace of the load, nothing is waited for
+                std::thread::sleep(Duration::from_millis(25)); // the pace of the load, nothing is waited for
             }
             n
         });
