@@ -3,7 +3,7 @@
 //! Pure tests run first, those of one binary in one process, as many processes as there are processors. Tests on real
 //! servers share a fixed number of slots, and those that judge a measurement run alone: `tests.toml` says which is
 //! which, and why. Nothing stops at the first failure; the end lists failures, skips, what was tried again on a busy
-//! machine, and the ten slowest.
+//! machine, the ten slowest, and the ten that took the most CPU time.
 //!
 //! Tests inside a crate's sources are compiled without optimization (`.cargo/compile`); those in `tests/` make load,
 //! and are optimized as the rest.

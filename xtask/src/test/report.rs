@@ -11,7 +11,8 @@ const SHOWN: usize = 60;
 const REASON: usize = 12;
 /// Characters of a reason on one line.
 const REASON_LINE: usize = 300;
-const SLOWEST: usize = 10;
+/// How many tests each list shows.
+const LISTED: usize = 10;
 
 /// As each test ends.
 pub fn line(outcome: &Outcome, done: usize, total: usize) {
@@ -49,18 +50,25 @@ pub fn print(outcomes: &[Outcome], left: usize, took: Duration) {
         }),
     );
     section("noted", outcomes.iter().flat_map(|o| o.notes.iter().map(|n| format!("{}: {n}", o.id))));
-    let mut slowest: Vec<&Outcome> = outcomes.iter().collect();
-    slowest.sort_by_key(|o| std::cmp::Reverse(o.took));
-    section("slowest", slowest.iter().take(SLOWEST).map(|o| format!("{:>6.1} s  {}", o.took.as_secs_f64(), o.id)));
+    longest("slowest", outcomes, |o| o.took);
+    longest("most CPU time", outcomes, |o| o.cpu);
     for program in outcomes.iter().filter(|o| o.kind == Kind::Program) {
         let text = std::fs::read_to_string(&program.log).unwrap_or_default();
         section(&program.id, text.lines().filter(|l| l.contains("Tests run: ")).map(String::from));
     }
+    let cpu: Duration = outcomes.iter().map(|o| o.cpu).sum();
     if left > 0 {
         println!("\n{left} long tests were left to `make test-long`");
     }
-    println!("\n{} s", took.as_secs());
+    println!("\n{} s, at least {} s of CPU", took.as_secs(), cpu.as_secs());
     println!("{}", closing(outcomes));
+}
+
+/// The tests with the largest value.
+fn longest(title: &str, outcomes: &[Outcome], of: fn(&Outcome) -> Duration) {
+    let mut sorted: Vec<&Outcome> = outcomes.iter().collect();
+    sorted.sort_by_key(|o| std::cmp::Reverse(of(o)));
+    section(title, sorted.iter().take(LISTED).map(|o| format!("{:>6.1} s  {}", of(o).as_secs_f64(), o.id)));
 }
 
 /// `N passed, N failed, N skipped`: a form CI systems know.
@@ -115,8 +123,9 @@ mod tests {
 
     #[test]
     fn the_closing_line_counts_each_outcome_once() {
-        let (kind, took) = (Kind::Unit, Duration::ZERO);
-        let outcome = |end| Outcome { id: "a::b".into(), end, took, notes: Vec::new(), log: Default::default(), kind };
+        let (kind, took, cpu) = (Kind::Unit, Duration::ZERO, Duration::ZERO);
+        let (notes, log) = (Vec::new(), std::path::PathBuf::new());
+        let outcome = |end| Outcome { id: "a::b".into(), end, took, cpu, notes: notes.clone(), log: log.clone(), kind };
         let ends = [End::Passed, End::Passed, End::Skipped("x".into()), End::Failed("y".into()), End::Interrupted];
         assert_eq!(closing(&ends.map(outcome)), "2 passed, 2 failed, 1 skipped");
     }

@@ -47,6 +47,8 @@ pub struct Outcome {
     pub id: String,
     pub end: End,
     pub took: Duration,
+    /// CPU time of its process and of the children that it waited for; zero if it was killed at the limit.
+    pub cpu: Duration,
     /// What it noted: tries on a busy machine.
     pub notes: Vec<String>,
     /// Its output.
@@ -180,7 +182,9 @@ fn together(tests: &[Test], logs: &Path, limit: Duration, groups: &Groups, stop:
     let is_told = std::fs::read(&notes).is_ok_and(|notes| !notes.is_empty());
     let counted = format!("test result: ok. {} passed; 0 failed; 0 ignored", tests.len());
     let text = std::fs::read(&log).map_or_else(|_| String::new(), |log| String::from_utf8_lossy(&log).into_owned());
-    let has_passed = matches!(ended, Ok(Some(status)) if status.success()) && text.contains(&counted);
+    let cpu = ended.as_ref().map_or(Duration::ZERO, |ended| ended.cpu);
+    let is_success = ended.is_ok_and(|ended| ended.status.is_some_and(|status| status.success()));
+    let has_passed = is_success && text.contains(&counted);
     if is_left || is_told || !has_passed {
         let failed = if has_passed { Vec::new() } else { failed_of(&text) };
         let again = |test: &Test| {
@@ -194,11 +198,12 @@ fn together(tests: &[Test], logs: &Path, limit: Duration, groups: &Groups, stop:
         return tests.iter().map(again).collect();
     }
     // What each of them took is not known.
-    let took = begun.elapsed() / tests.len() as u32;
+    let (took, cpu) = (begun.elapsed() / tests.len() as u32, cpu / tests.len() as u32);
     let passed = |test: &Test| Outcome {
         id: test.id.clone(),
         end: End::Passed,
         took,
+        cpu,
         notes: Vec::new(),
         log: log.clone(),
         kind: test.kind,
@@ -255,15 +260,16 @@ fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &Atomic
     let (log, notes) = (logs.join(format!("{stem}.log")), logs.join(format!("{stem}.notes")));
     let _ = std::fs::remove_file(&notes);
     if stop.load(Ordering::Relaxed) {
-        let (id, took, notes) = (test.id.clone(), Duration::ZERO, Vec::new());
-        return Outcome { id, end: End::Interrupted, took, notes, log, kind: test.kind };
+        let (id, took, cpu, notes) = (test.id.clone(), Duration::ZERO, Duration::ZERO, Vec::new());
+        return Outcome { id, end: End::Interrupted, took, cpu, notes, log, kind: test.kind };
     }
     let ended = run(test, &log, &notes, limit, groups, stop);
     let left = leftovers::end(&notes);
     let mut notes: Vec<String> =
         std::fs::read_to_string(&notes).unwrap_or_default().lines().map(String::from).collect();
     let skipped = notes.iter().find_map(|n| n.strip_prefix("skip: ")).map(String::from);
-    let end = match ended {
+    let cpu = ended.as_ref().map_or(Duration::ZERO, |ended| ended.cpu);
+    let end = match ended.map(|ended| ended.status) {
         _ if stop.load(Ordering::Relaxed) => End::Interrupted,
         Err(why) => End::Failed(format!("{why:#}")),
         Ok(None) => End::Failed(format!("not over after {} s, the limit of tests.toml", limit.as_secs())),
@@ -273,7 +279,7 @@ fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &Atomic
     };
     notes.retain(|n| !n.starts_with("skip: "));
     notes.extend(left.into_iter().map(|process| format!("left: {process} was still running and has been ended")));
-    Outcome { id: test.id.clone(), end, took: begun.elapsed(), notes, log, kind: test.kind }
+    Outcome { id: test.id.clone(), end, took: begun.elapsed(), cpu, notes, log, kind: test.kind }
 }
 
 /// Whether libtest counted one test in this log.
@@ -311,7 +317,22 @@ fn java_options(of_user: Option<&str>) -> String {
     format!("{SHORT_JVM} {}", of_user.unwrap_or_default()).trim().to_string()
 }
 
-/// To its end; none if it had to be ended.
+/// How a process ended.
+struct Ended {
+    /// None if it was killed at the limit.
+    status: Option<ExitStatus>,
+    cpu: Duration,
+}
+
+/// None while the process runs; once it has exited, its CPU time, including the children that it waited for.
+fn cpu_if_exited(pid: u32) -> anyhow::Result<Option<Duration>> {
+    let stat = procfs::process::Process::new(pid.cast_signed())?.stat()?;
+    let ticks = stat.utime + stat.stime + u64::try_from(stat.cutime + stat.cstime)?;
+    let cpu = Duration::from_millis(ticks * 1000 / procfs::ticks_per_second());
+    Ok(matches!(stat.state()?, procfs::process::ProcState::Zombie).then_some(cpu))
+}
+
+/// Runs the test to its end, or to the limit.
 fn run(
     test: &Test,
     log: &Path,
@@ -319,7 +340,7 @@ fn run(
     limit: Duration,
     groups: &Groups,
     stop: &AtomicBool,
-) -> anyhow::Result<Option<ExitStatus>> {
+) -> anyhow::Result<Ended> {
     let output = std::fs::File::create(log).with_context(|| log.display().to_string())?;
     let mut command = command(test, notes);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
@@ -329,19 +350,23 @@ fn run(
         signal_group(child.id(), "-KILL"); // Ctrl-C came before it was in the list
     }
     let begun = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
+    let ended = loop {
+        // Where it cannot be read, the time is lost and nothing else.
+        let exited = cpu_if_exited(child.id()).unwrap_or(Some(Duration::ZERO));
+        if let Some(cpu) = exited
+            && let Some(status) = child.try_wait()?
+        {
+            break Ended { status: Some(status), cpu };
         }
         if begun.elapsed() > limit {
             signal_group(child.id(), "-KILL");
             child.wait()?;
-            break None;
+            break Ended { status: None, cpu: Duration::ZERO };
         }
         std::thread::sleep(Duration::from_millis(if begun.elapsed() < Duration::from_secs(1) { 2 } else { 20 }));
     };
     groups.lock().unwrap_or_else(|e| e.into_inner()).retain(|g| *g != child.id());
-    Ok(status)
+    Ok(ended)
 }
 
 #[cfg(test)]
@@ -405,6 +430,13 @@ mod tests {
         assert!(matches!(&hung.end, End::Failed(why) if why.contains("not over after")), "{hung:?}");
         let (noted, _dir) = shell("echo 'busy: tried again' > $UNSLOW_TEST_NOTES");
         assert_eq!((noted.end, noted.notes), (End::Passed, vec!["busy: tried again".to_string()]));
+    }
+
+    #[test]
+    fn cpu_time_of_a_child_that_was_waited_for_counts() {
+        let (outcome, _dir) = shell("sh -c 'i=0; while [ $i -lt 1000000 ]; do i=$((i + 1)); done'; exit 0");
+        // Many times what it takes to start a shell.
+        assert!(outcome.end == End::Passed && outcome.cpu >= Duration::from_millis(100), "{outcome:?}");
     }
 
     /// As libtest does: it names its tests and counts them. `bad` is a test that fails beside others, or does not end

@@ -152,7 +152,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 /// Crates are built once: with the same features for the program alone (`make demo`) and for everything (`make test`).
 pub fn features(root: &Path, wrong: &mut Vec<String>) -> anyhow::Result<()> {
     let tree = |which: &[&str]| -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
-        let shape = ["--prefix", "none", "--no-dedupe", "--format", "{p} {f}"];
+        let shape = ["--prefix", "none", "--format", "{p} {f}"];
         let output = cargo(root).arg("tree").args(which).args(shape).output()?;
         if !output.status.success() {
             bail!("cargo tree {}: {}", which.join(" "), String::from_utf8_lossy(&output.stderr));
