@@ -1,6 +1,6 @@
-//! The held bench: faults and odd but healthy deployments, none of which the lab can make, with real clients and
-//! settings, against real servers. What the doctor must say about each was written down before any run, in the tables
-//! of `odd/`.
+//! The held bench: faults and healthy deployments, odd or merely common, none of which the lab can make, with real
+//! clients and settings, against real servers. What the doctor must say about each was written down before any run, in
+//! the tables of `odd/`.
 //!
 //! For at least 97 % of the faults the cause must be the first finding, and none may be called healthy. A healthy
 //! deployment may have no finding above risk, and no risk except the true ones in its table; one that is used must not
@@ -20,6 +20,8 @@ mod common;
 mod healthy_alone;
 #[path = "odd/healthy_together.rs"]
 mod healthy_together;
+#[path = "odd/healthy_usual.rs"]
+mod healthy_usual;
 #[path = "odd/ill_clients.rs"]
 mod ill_clients;
 #[path = "odd/ill_disk.rs"]
@@ -80,7 +82,7 @@ pub enum Use {
     AtWork,
 }
 
-/// A deployment that is odd but healthy.
+/// A deployment that is healthy, though odd or merely common.
 #[derive(Clone, Copy)]
 pub struct Healthy {
     pub name: &'static str,
@@ -391,14 +393,14 @@ fn ill_by_families() {
 }
 
 #[test]
-#[ignore = "long: some sixty deployments, six seconds each"]
+#[ignore = "long: some seventy deployments, six seconds each"]
 fn healthy() {
-    let all = || healthy_alone::CASES.iter().chain(healthy_together::CASES);
+    let all = || [healthy_alone::CASES, healthy_usual::CASES, healthy_together::CASES].into_iter().flatten();
     if !all().any(|c| wanted(c.name)) {
         return; // UNSLOW_ODD asks for a case of another table
     }
     prepare();
-    head(ODD, "Odd but healthy", &["case", "used", "verdict", "outcome", "how it is made"]);
+    head(ODD, "Healthy", &["case", "used", "verdict", "outcome", "how it is made"]);
     let (mut shown, mut bad) = (0, Vec::new());
     for case in all().filter(|c| wanted(c.name)) {
         let used = format!("{:?}", case.used);
@@ -491,7 +493,7 @@ const LAB_ALONE: &[&str] = &["bandwidth"];
 #[test]
 fn the_tables_are_large_enough_and_name_rules() {
     let ill: Vec<Ill> = tables().flat_map(|(_, cases)| cases.iter().copied()).collect();
-    let healthy = [healthy_alone::CASES, healthy_together::CASES].concat();
+    let healthy = [healthy_alone::CASES, healthy_usual::CASES, healthy_together::CASES].concat();
     assert!(ill.len() >= 40 && healthy.len() >= 40 && remedies::CASES.len() >= 20);
     let rules: BTreeSet<&str> = unslow_doctor::ALL.iter().map(|r| r.id).collect();
     let expected = ill.iter().map(|c| c.first).chain(healthy.iter().flat_map(|c| c.risks.iter().copied()));

@@ -120,7 +120,7 @@ fn sentinels_at_work(stage: &mut Stage) -> Made {
 }
 
 /// Three masters with a replica each, on three addresses.
-fn six(stage: &mut Stage) -> Rc<Deployment> {
+pub fn six(stage: &mut Stage) -> Rc<Deployment> {
     stage.together(Shape::six_nodes(), &[("repl-backlog-size", "64mb"), ("cluster-node-timeout", "15000")])
 }
 

@@ -316,6 +316,21 @@ impl Stage {
         });
     }
 
+    /// A client that sends these commands in one pipeline, every so often; they are made from the number of the round.
+    pub fn rounds(
+        &mut self,
+        server: &Server,
+        every: Duration,
+        commands: impl Fn(usize) -> Vec<Vec<String>> + Send + 'static,
+    ) {
+        let (mut c, mut round) = (Client::of(server), 0);
+        self.work(move |on| {
+            let _ = c.pipeline(&commands(round));
+            round += 1;
+            on.pause(every);
+        });
+    }
+
     /// An ordinary application: two connections that send ten commands at a time, in all this many a second. Its key is
     /// of the first node's slots, so that a cluster needs no redirect.
     pub fn application(&mut self, server: &Server, per_s: u64) {
