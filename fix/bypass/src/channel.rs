@@ -48,8 +48,8 @@ pub enum Kind {
     Listing = 7,
     /// Client: the TCP socket of slot `a` with generation `b`, after the server has asked for it.
     Proof = 8,
-    /// A stack: asks for what the server listens at, at port `a`; where `b` is [`TAKE_OVER`], what another stack has as
-    /// well.
+    /// A stack: asks for the listening sockets of port `a`; where `b` is [`TAKE_OVER`], also for those that another
+    /// stack holds.
     Lend = 9,
     /// Server: what it lends. `b` is [`LENT`], with the listening socket, from which the stack accepts until the
     /// channel closes or it is told otherwise; [`NOT_NOW`], also when it takes back all it has lent; [`NEVER`]; or
@@ -71,10 +71,10 @@ pub const NOT_NOW: u32 = 0;
 pub const NEVER: u32 = 1;
 /// A listening socket comes with the message.
 pub const LENT: u32 = 2;
-/// Another stack has what this one had from now on. Older stacks take it for [`NOT_NOW`].
+/// Another stack holds the loan now. Older stacks read it as [`NOT_NOW`].
 pub const SUPERSEDED: u32 = 3;
 
-/// What another stack has is asked for as well. Older servers lend what is free.
+/// The stack also asks for what another stack holds. Older servers lend only what is free.
 pub const TAKE_OVER: u32 = 1;
 
 /// A message, all of it in one packet.

@@ -1,7 +1,7 @@
 //! How many commands this process has sent to a server so far, over all of its connections.
 //!
-//! Several threads query a server, each on its own connection. Its counters include all of these commands, so whoever
-//! subtracts ours needs an up-to-date count, not one from the end of the last round of questions.
+//! Several threads query a server, each over its own connection. The server's counters include all of these commands,
+//! so subtracting ours requires an up-to-date count, not the one taken after the last round of queries.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -141,8 +141,8 @@ impl Steps<'_, '_> {
         ));
         if all_had && is_halved(direct, offload) {
             self.played.closing += &format!(
-                " For clients on another host, over a veth, a process of its own for TCP (unslow bypass --offload) \
-                 takes the server's CPU per request from {} to {}, at {} requests instead of {} on the same \
+                " For clients on another host, over a veth, moving TCP into a separate process (unslow bypass \
+                 --offload) cuts the server's CPU per request from {} to {}, at {} requests instead of {} on the same \
                  processors.",
                 time_us(direct.server_us),
                 time_us(offload.server_us),
