@@ -100,11 +100,14 @@ impl Running {
     /// Whether one more may begin.
     fn room(&self, need: Need, plan: &Plan, processors: usize) -> bool {
         let on_servers = self.servers + self.waits;
+        // Pure ones begin first: once they leave a processor free, none is left to begin, and the others need not wait
+        // for the last of them.
+        let is_shared = self.alone + self.quiet == 0 && self.pure < processors;
         match need {
-            Need::Pure => self.alone + self.quiet == 0 && self.pure < processors,
-            Need::Servers => self.total() == on_servers && self.servers < plan.slots,
+            Need::Pure => is_shared,
+            Need::Servers => is_shared && self.servers < plan.slots,
             // Where no others are left, these have the slots of all.
-            Need::Waits => self.total() == on_servers && (self.waits < plan.waiting || on_servers < plan.slots),
+            Need::Waits => is_shared && (self.waits < plan.waiting || on_servers < plan.slots),
             Need::Quiet => self.total() == self.quiet && self.quiet < QUIET,
             Need::Alone => self.total() == 0,
         }
@@ -394,6 +397,11 @@ mod tests {
         assert!(!room(&running, Need::Quiet) && !room(&running, Need::Pure));
         let running = Running { alone: 1, ..Running::default() };
         assert!(!room(&running, Need::Pure) && !room(&running, Need::Servers));
+        let last_of_pure = Running { pure: 3, ..Running::default() };
+        assert!(room(&last_of_pure, Need::Servers) && room(&last_of_pure, Need::Waits));
+        assert!(!room(&last_of_pure, Need::Quiet) && !room(&last_of_pure, Need::Alone));
+        let more_are_pure = Running { pure: 4, ..Running::default() };
+        assert!(!room(&more_are_pure, Need::Servers) && !room(&more_are_pure, Need::Pure));
     }
 
     fn shell(script: &str) -> (Outcome, tempfile::TempDir) {
