@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use unslow_client::{Connection, Endpoint, Target, TlsOptions};
-use unslow_engine::{Server, ServerSpec};
+use unslow_engine::{Server, ServerSpec, info};
 use unslow_testkit::servers::settings;
-use unslow_testkit::{engine, stdout, unslow};
+use unslow_testkit::{engine, stdout, unslow, until};
 
 use crate::Healthy;
 use crate::common::tls_settings;
@@ -433,7 +433,10 @@ fn young_and_busy(stage: &mut Stage) -> Made {
 fn saved_once(stage: &mut Stage) -> Made {
     let server = busy(stage, &[("save", "3600 1")], 500);
     open(&server).call(&["BGSAVE"]).expect("a save");
-    std::thread::sleep(ms(1000)); // over before the window
+    until("the save to be over before the window", || {
+        let now = info(&mut open(&server), "persistence");
+        now.is_ok_and(|now| now.number("rdb_bgsave_in_progress") == Some(0.0))
+    });
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use unslow_engine::info;
+use unslow_engine::{Server, info};
 use unslow_testkit::until;
 
 use crate::Ill;
@@ -130,15 +130,17 @@ fn snapshots_at_midnight(stage: &mut Stage) -> Made {
     }
     let pair = stage.pair(&[("rdb-key-save-delay", "200")]);
     fill(&pair.nodes[0], 60_000, |i| words(&["SET", &format!("item:{i}"), "x"]));
+    let saves = |node: &Server| {
+        info(&mut open(node), "persistence").is_ok_and(|now| now.number("rdb_bgsave_in_progress") == Some(1.0))
+    };
     for node in &pair.nodes {
-        // One for a replica's sync may still be there.
-        until("no save", || {
-            let persistence = info(&mut open(node), "persistence");
-            persistence.is_ok_and(|i| i.number("rdb_bgsave_in_progress") == Some(0.0))
-        });
+        // A replica without the keys would have saved them at once, and a save for its sync may still be there.
+        until("all keys on both", || open(node).call(&["DBSIZE"]).is_ok_and(|n| n.integer() >= Some(60_000)));
+        until("no save", || !saves(node));
     }
     for node in &pair.nodes {
         open(node).call(&["BGSAVE"]).expect("a save");
+        until("a save", || saves(node));
     }
     stage.application(&pair.nodes[0], 500);
     Ok(())

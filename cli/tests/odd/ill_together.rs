@@ -353,6 +353,7 @@ fn key_in(slots: std::ops::Range<u16>) -> String {
 }
 
 fn half_moved_slot(stage: &mut Stage) -> Made {
+    stage.counts_errors()?; // without ASKs that are seen, an open slot is one risk of two
     let nodes = loose_cluster(stage, 2, &[], halves);
     let key = key_in(0..4096);
     open_slot(slot_of(key.as_bytes()), &nodes[0], &nodes[1], true);
