@@ -9,7 +9,7 @@ use unslow_testkit::wait::until_ok;
 use unslow_topology::slot_of;
 
 use crate::Ill;
-use crate::means::{halves, loose_cluster, open_slot};
+use crate::means::{halves, key_in, loose_cluster, open_slot};
 use crate::stage::{Made, Stage, at_work, fill, ms, open, words};
 
 pub const CASES: &[Ill] = &[
@@ -153,11 +153,6 @@ fn pod_without_its_disk(stage: &mut Stage) -> Made {
     });
     stage.application(&cluster.nodes[0], 200);
     Ok(())
-}
-
-/// A key of the first node's lower or upper half.
-fn key_in(slots: std::ops::Range<u16>) -> String {
-    (0..).map(|i| format!("{{o{i}}}")).find(|k| slots.contains(&slot_of(k.as_bytes()))).expect("a key")
 }
 
 fn closed_instead_of_taken(stage: &mut Stage) -> Made {

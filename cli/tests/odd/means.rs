@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use unslow_engine::{Server, ServerSpec, view};
 use unslow_testkit::servers::settings;
-use unslow_testkit::slots::id;
+use unslow_testkit::slots::{id, set_slot};
 use unslow_testkit::until;
 use unslow_testkit::wait::until_ok;
+use unslow_topology::slot_of;
 
 use crate::stage::{Made, Stage, ms, open, words};
 
@@ -180,12 +181,17 @@ pub fn halves(slot: u16) -> Option<usize> {
     Some(usize::from(slot >= 8192))
 }
 
+/// A key of one of these slots.
+pub fn key_in(slots: std::ops::Range<u16>) -> String {
+    (0..).map(|i| format!("{{o{i}}}")).find(|k| slots.contains(&slot_of(k.as_bytes()))).expect("a key")
+}
+
 /// Opens a slot on the way from one node to the other, on both or on the receiving one alone.
 pub fn open_slot(slot: u16, from: &Server, to: &Server, on_both: bool) {
     let (slot, source, destination) = (slot.to_string(), id(from), id(to));
-    open(to).call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]).expect("the receiving side opens");
+    set_slot(&mut open(to), &[&slot, "IMPORTING", &source]);
     if on_both {
-        open(from).call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &destination]).expect("the giving side opens");
+        set_slot(&mut open(from), &[&slot, "MIGRATING", &destination]);
     }
 }
 

@@ -262,7 +262,7 @@ fn two_copies_at_once_and_an_upgrade_half_done_are_undone() {
 #[test]
 fn a_replica_that_is_loading_a_copy_is_waited_for() {
     const KEYS: usize = 5_000;
-    const LOAD_DELAY_US: &str = "2000"; // for each key, until it is told to hurry
+    const LOAD_DELAY_US: &str = "2000"; // per key, until a refusal has been counted
     let mut topology = faults::named("min_replicas_refusing").expect("a fault").topology("valkey-9.1");
     let settings = [("repl-diskless-sync-delay", 0), ("loading-process-events-interval-bytes", 1024)];
     topology.deployment.settings.extend(settings.map(|(name, value)| (name.into(), Setting::Number(value))));
