@@ -1,9 +1,10 @@
 //! `cargo xtask test`: every test of the workspace.
 //!
-//! Pure tests run first, those of one binary in one process, as many processes as there are processors. Tests on real
-//! servers share a fixed number of slots, and those that judge a measurement run alone: `tests.toml` says which is
-//! which, and why. Nothing stops at the first failure; the end lists failures, skips, what was tried again on a busy
-//! machine, the ten slowest, and the ten that took the most CPU time.
+//! Pure tests run first, those of one binary in one process, as many processes as there are processors; beside them runs
+//! what installs the engines, which the others wait for. Tests on real servers share a fixed number of slots, and those
+//! that judge a measurement run alone: `tests.toml` says which is which, and why. Nothing stops at the first failure;
+//! the end lists failures, skips, what was tried again on a busy machine, the ten slowest, and the ten that took the
+//! most CPU time.
 //!
 //! Tests inside a crate's sources are compiled without optimization (`.cargo/compile`); those in `tests/` make load,
 //! and are optimized as the rest.
@@ -23,7 +24,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 
 use self::find::Test;
-use self::plan::Plan;
+use self::plan::{Need, Plan};
 
 const HELP: &str = "\
 Runs the tests of the workspace, those on real servers in a process each.
@@ -62,7 +63,9 @@ pub fn main(root: &Path, arguments: &[String]) -> anyhow::Result<()> {
     let plan = Plan::read(&root.join("tests.toml"))?;
     let mut all = find::tests(root)?;
     plan.check(&all)?;
-    all.extend(plan.programs(root)?);
+    let (preparations, programs): (Vec<Test>, Vec<Test>) =
+        plan.programs(root)?.into_iter().partition(|t| plan.need(t) == Need::Preparation);
+    all.extend(programs);
     let chosen: Vec<Test> = all
         .into_iter()
         .filter(|t| order.words.is_empty() || order.words.iter().any(|w| t.id.contains(w.as_str())))
@@ -82,7 +85,9 @@ pub fn main(root: &Path, arguments: &[String]) -> anyhow::Result<()> {
     std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
     let begun = Instant::now();
     let wanted = chosen.len();
-    let outcomes = run::all(&plan, chosen, &logs)?;
+    let needs_servers = chosen.iter().any(|t| plan.need(t) != Need::Pure);
+    let preparations = if needs_servers { preparations } else { Vec::new() };
+    let outcomes = run::all(&plan, preparations, chosen, &logs)?;
     report::print(&outcomes, if order.long { 0 } else { left.len() }, begun.elapsed());
     if outcomes.iter().any(|o| o.failed() || o.interrupted()) || outcomes.len() < wanted {
         bail!("not every test passed");

@@ -11,6 +11,8 @@ use super::find::{Kind, Test};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Need {
+    /// Makes what tests on servers need, and counts as a test only if it fails.
+    Preparation,
     /// A processor for milliseconds.
     Pure,
     /// Real servers; shares the machine with others of its kind.
@@ -26,6 +28,7 @@ pub enum Need {
 impl Need {
     pub fn name(self) -> &'static str {
         match self {
+            Need::Preparation => "prepares",
             Need::Pure => "pure",
             Need::Servers => "servers",
             Need::Waits => "waits",
@@ -55,11 +58,12 @@ pub struct Plan {
     programs: Vec<Program>,
 }
 
-/// Another test runner, which counts as one test on real servers and begins first.
+/// Another test runner, which counts as one test, and begins before others of the same need.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Program {
     name: String,
+    need: Need,
     dir: PathBuf,
     command: Vec<String>,
 }
@@ -81,7 +85,7 @@ impl Plan {
         Plan::parse(&text, std::env::var("UNSLOW_TEST_SLOTS").ok().as_deref())
     }
 
-    fn parse(text: &str, slots: Option<&str>) -> anyhow::Result<Plan> {
+    pub(super) fn parse(text: &str, slots: Option<&str>) -> anyhow::Result<Plan> {
         let mut plan: Plan = toml::from_str(text).context("tests.toml")?;
         if let Some(slots) = slots {
             plan.slots = slots.parse().with_context(|| format!("UNSLOW_TEST_SLOTS={slots:?} is not a number"))?;
@@ -113,8 +117,11 @@ impl Plan {
         self.programs.iter().map(test).collect()
     }
 
-    /// The first group that names it; tests inside a library are pure, others use servers.
+    /// What a program says; else of the first group that names it; tests inside a library are pure, others use servers.
     pub fn need(&self, test: &Test) -> Need {
+        if let Some(program) = self.programs.iter().find(|p| test.kind == Kind::Program && p.name == test.id) {
+            return program.need;
+        }
         let named = self.groups.iter().find(|g| g.tests.iter().any(|t| names(t, &test.id)));
         named.map_or(if test.kind == Kind::Unit { Need::Pure } else { Need::Servers }, |g| g.need)
     }
@@ -181,8 +188,10 @@ mod tests {
         assert_eq!(plan.slots, 3);
         assert!(plan.check(&[test("cli::bench::a", false)]).is_ok());
         assert!(plan.check(&[test("cli::sink::a", false)]).unwrap_err().to_string().contains("cli::bench"));
-        let programs = format!("{FILE}[[program]]\nname = \"java\"\ndir = \"fix\"\ncommand = [\"mvn\", \"verify\"]\n");
-        let java = &Plan::parse(&programs, None).unwrap().programs(Path::new("/root")).unwrap()[0];
+        let program = "[[program]]\nname = \"java\"\nneed = \"pure\"\ndir = \"fix\"\ncommand = [\"mvn\", \"verify\"]\n";
+        let plan = Plan::parse(&format!("{FILE}{program}"), None).unwrap();
+        let java = &plan.programs(Path::new("/root")).unwrap()[0];
+        assert_eq!(plan.need(java), Need::Pure);
         assert_eq!(
             (java.dir.as_path(), java.arguments.as_slice()),
             (Path::new("/root/fix"), &["verify".to_string()][..])

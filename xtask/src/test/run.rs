@@ -72,6 +72,7 @@ type Groups = Arc<Mutex<Vec<u32>>>;
 /// What runs at the moment, by need.
 #[derive(Default)]
 struct Running {
+    preparations: usize,
     pure: usize,
     servers: usize,
     waits: usize,
@@ -85,6 +86,7 @@ const QUIET: usize = 3;
 impl Running {
     fn of(&mut self, need: Need) -> &mut usize {
         match need {
+            Need::Preparation => &mut self.preparations,
             Need::Pure => &mut self.pure,
             Need::Servers => &mut self.servers,
             Need::Waits => &mut self.waits,
@@ -94,7 +96,7 @@ impl Running {
     }
 
     fn total(&self) -> usize {
-        self.pure + self.servers + self.waits + self.quiet + self.alone
+        self.preparations + self.pure + self.servers + self.waits + self.quiet + self.alone
     }
 
     /// Whether one more may begin.
@@ -103,23 +105,39 @@ impl Running {
         // Pure ones begin first: once they leave a processor free, none is left to begin, and the others need not wait
         // for the last of them.
         let is_shared = self.alone + self.quiet == 0 && self.pure < processors;
+        let is_prepared = self.preparations == 0;
         match need {
+            Need::Preparation => true,
             Need::Pure => is_shared,
-            Need::Servers => is_shared && self.servers < plan.slots,
+            Need::Servers => is_prepared && is_shared && self.servers < plan.slots,
             // Where no others are left, these have the slots of all.
-            Need::Waits => is_shared && (self.waits < plan.waiting || on_servers < plan.slots),
+            Need::Waits => is_prepared && is_shared && (self.waits < plan.waiting || on_servers < plan.slots),
             Need::Quiet => self.total() == self.quiet && self.quiet < QUIET,
             Need::Alone => self.total() == 0,
         }
     }
 }
 
-/// Runs all of them; returns when the last has ended.
-pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Outcome>> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+/// Runs all of them; returns when the last has ended. Where a preparation fails, it is among the outcomes, and tests on
+/// servers are not.
+pub fn all(plan: &Plan, preparations: Vec<Test>, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Outcome>> {
     let (groups, stop) = (Groups::default(), Arc::new(AtomicBool::new(false)));
     end_on_signals(&groups, &stop)?;
-    let mut queue: Vec<(Need, Test)> = tests.into_iter().map(|t| (plan.need(&t), t)).collect();
+    until(plan, preparations, tests, logs, &groups, &stop)
+}
+
+/// Runs them until `stop` is set.
+fn until(
+    plan: &Plan,
+    preparations: Vec<Test>,
+    tests: Vec<Test>,
+    logs: &Path,
+    groups: &Groups,
+    stop: &Arc<AtomicBool>,
+) -> anyhow::Result<Vec<Outcome>> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let total = tests.len();
+    let mut queue: Vec<(Need, Test)> = preparations.into_iter().chain(tests).map(|t| (plan.need(&t), t)).collect();
     // Pure ones tell at once what is broken; what runs alone comes last, when nothing is left to wait for it.
     // Of those on servers the programs come first, since they take longest, and then those that the plan names.
     let place = |need: Need, test: &Test| match need {
@@ -128,7 +146,7 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
     };
     let key = |(need, test): &(Need, Test)| (*need as u8, test.kind != Kind::Program, place(*need, test));
     queue.sort_by_key(key);
-    let (total, done) = (queue.len(), AtomicUsize::new(0));
+    let done = AtomicUsize::new(0);
     let mut queue = jobs(queue);
     let (send, ended): (Sender<(Need, Vec<Outcome>)>, Receiver<_>) = channel();
     let (mut running, mut outcomes) = (Running::default(), Vec::new());
@@ -139,7 +157,7 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
             let Some((need, tests)) = queue.remove(at) else { break };
             *running.of(need) += 1;
             let (send, logs, groups) = (send.clone(), logs.to_path_buf(), groups.clone());
-            let (limit, stop) = (Duration::from_secs(plan.limit_s), stop.clone());
+            let (limit, stop) = (Duration::from_secs(plan.limit_s), Arc::clone(stop));
             std::thread::spawn(move || {
                 let outcomes = match &tests[..] {
                     [test] => vec![one(test, &logs, limit, &groups, &stop)],
@@ -154,6 +172,14 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
         let (need, some) = ended.recv().context("every job sends its outcomes")?;
         *running.of(need) -= 1;
         for outcome in some {
+            if need == Need::Preparation {
+                if outcome.end != End::Passed {
+                    queue.retain(|(need, _)| *need == Need::Pure);
+                    println!("FAIL {}: tests on servers are left out", outcome.id);
+                    outcomes.push(outcome);
+                }
+                continue;
+            }
             report::line(&outcome, done.fetch_add(1, Ordering::Relaxed) + 1, total);
             outcomes.push(outcome);
         }
@@ -165,8 +191,9 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
 fn jobs(tests: Vec<(Need, Test)>) -> VecDeque<(Need, Vec<Test>)> {
     let mut jobs: VecDeque<(Need, Vec<Test>)> = VecDeque::new();
     for (need, test) in tests {
+        let is_of_many = need == Need::Pure && test.kind != Kind::Program;
         let same = |(of, others): &&mut (Need, Vec<Test>)| *of == Need::Pure && others[0].program == test.program;
-        match jobs.iter_mut().find(same).filter(|_| need == Need::Pure) {
+        match jobs.iter_mut().find(same).filter(|_| is_of_many) {
             Some((_, others)) => others.push(test),
             None => jobs.push_back((need, vec![test])),
         }
@@ -438,6 +465,39 @@ mod tests {
         assert!(matches!(&hung.end, End::Failed(why) if why.contains("not over after")), "{hung:?}");
         let (noted, _dir) = shell("echo 'busy: tried again' > $UNSLOW_TEST_NOTES");
         assert_eq!((noted.end, noted.notes), (End::Passed, vec!["busy: tried again".to_string()]));
+    }
+
+    #[test]
+    fn tests_on_servers_wait_for_the_preparation_and_pure_ones_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = |name: &str, need: &str, script: &str| {
+            format!(
+                "[[program]]\nname = {name:?}\nneed = {need:?}\ndir = \".\"\ncommand = [\"sh\", \"-c\", {script:?}]\n"
+            )
+        };
+        let ends_of = |preparation: &str| {
+            let plan = [
+                program("engine", "preparation", preparation),
+                program("early", "pure", "touch early"),
+                program("late", "servers", "test -e engine"),
+            ];
+            let plan = Plan::parse(&format!("slots = 2\nlimit_s = 60\ngroup = []\n{}", plan.concat()), None).unwrap();
+            let (first, tests): (Vec<Test>, Vec<Test>) =
+                plan.programs(dir.path()).unwrap().into_iter().partition(|t| t.id == "engine");
+            let stop = Arc::new(AtomicBool::new(false));
+            let mut ends: Vec<(String, End)> = until(&plan, first, tests, dir.path(), &Groups::default(), &stop)
+                .unwrap()
+                .into_iter()
+                .map(|outcome| (outcome.id, outcome.end))
+                .collect();
+            ends.sort_by(|a, b| a.0.cmp(&b.0));
+            ends
+        };
+        // It ends only once the pure one has run.
+        let waits = "until test -e early; do sleep 0.01; done; touch engine";
+        assert_eq!(ends_of(waits), [("early".into(), End::Passed), ("late".into(), End::Passed)]);
+        let failed = End::Failed("failed".into());
+        assert_eq!(ends_of("exit 1"), [("early".into(), End::Passed), ("engine".into(), failed)]);
     }
 
     #[test]
