@@ -1,7 +1,7 @@
 """Servers with and without --offload, clients in another network namespace behind a veth; prints tables. See
 bench/offload.sh.
 
-offload.py UNSLOW RELAY_FLOOR NAME=SERVER...   (rounds: ROUNDS, seconds a window: WINDOW)
+offload.py UNSLOW RELAY_FLOOR NAME=SERVER...   (rounds: ROUNDS, seconds a window: WINDOW, which tables: PARTS)
 
 CPU in us a request, of whole processes. Each round measures all kinds, in an order that changes. The floor is
 fix/bypass/examples/relay_floor before the direct server's socket file: a relay on one thread and nothing else, on epoll
@@ -22,6 +22,7 @@ from veth import HERE, assert_lent, end_network, network, there
 
 unslow, relay_floor, servers = sys.argv[1], sys.argv[2], [a.split("=", 1) for a in sys.argv[3:]]
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("WINDOW", "2"))
+PARTS = os.environ.get("PARTS", "free held flood").split()
 CGROUPS = "/sys/fs/cgroup/cpu"
 # A fifth of a core, in periods so short that a window has hundreds of them.
 QUOTA, PERIOD = 1000, 5000
@@ -150,23 +151,25 @@ def main():
             fill = [*load(server.port, "--requests", "1"), "--preload"]
             fill.remove("--no-preload")
             subprocess.run(fill, check=True, capture_output=True)
-        print("| GET, clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | p50 us, direct | offload | server's CPU us, direct | offload | stack's CPU us | bare relay's CPU us | its server's | its requests/s | relay's on io_uring | its server's | its requests/s |")
-        print("|" + "---|" * 15, flush=True)
-        for name, (direct, offload, *_) in pairs.items():
+        if "free" in PARTS or "held" in PARTS:
+            print("| GET, clients over a veth | requests/s, direct | offload | ratio (lowest to highest) | p50 us, direct | offload | server's CPU us, direct | offload | stack's CPU us | bare relay's CPU us | its server's | its requests/s | relay's on io_uring | its server's | its requests/s |")
+            print("|" + "---|" * 15, flush=True)
+        for name, (direct, offload, *_) in pairs.items() if "free" in PARTS else ():
             floors = {way: Floor(direct, direct.port + 50 + 10 * n, way) for n, way in enumerate(WAYS)}
             running.extend(floors.values())
             time.sleep(0.5)
             for depth in (1, 16):
                 row(f"{name}, 50 connections, depth {depth}", interleaved(direct, offload, stack, "-c", "50", "-P", str(depth), floors=floors))
-        for name, (direct, offload, *_) in pairs.items():
+        for name, (direct, offload, *_) in pairs.items() if "held" in PARTS else ():
             direct.hold(QUOTA), offload.hold(QUOTA)
             found = interleaved(direct, offload, stack, "-c", "50")
             row(f"{name}, a fifth of a core", found)
             rate = str(int(found[0]["direct"][0] * 0.7))
             row(f"{name}, a fifth of a core, {rate} a second", interleaved(direct, offload, stack, "-c", "50", "--rate", rate))
             direct.hold(-1), offload.hold(-1)
-        print("\n| p99 us of 2,000 GET/s | alone | while another server is flooded (200 connections, depth 32) |\n|---|---|---|")
-        for name, (direct, offload, direct_other, other) in pairs.items():
+        if "flood" in PARTS:
+            print("\n| p99 us of 2,000 GET/s | alone | while another server is flooded (200 connections, depth 32) |\n|---|---|---|")
+        for name, (direct, offload, direct_other, other) in pairs.items() if "flood" in PARTS else ():
             fairness(name, {"direct": (direct, direct_other), "offload": (offload, other)}, stack)
     finally:
         for process in running[::-1]:

@@ -33,6 +33,8 @@ mod replaced;
 mod same_replies;
 #[path = "bypass/sockmap.rs"]
 mod sockmap;
+#[path = "bypass/spread.rs"]
+mod spread;
 
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use unslow_bypass::busy;
 use unslow_bypass::channel::{self, Choice, Rule};
-use unslow_bypass::stack::{Count, Polled, Seen, Served, Stack};
+use unslow_bypass::stack::{Polled, Seen, Served, Spread, Stack};
 use unslow_status::{Exposition, Labels, NotReady, Status};
 
 use super::meeting_directory;
@@ -40,6 +40,9 @@ pub struct StackArguments {
     /// Number of threads. Each server is assigned to one; a flood on one server delays those on other threads less
     #[arg(long, value_name = "N", default_value_t = THREADS, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
+    /// When a server's connections are spread over threads that have no server of their own
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    spread: When,
     /// Serve /metrics and /healthz here, such as 127.0.0.1:9191: connections and bytes of each server
     #[arg(long, value_name = "ADDRESS")]
     status: Option<String>,
@@ -55,6 +58,27 @@ pub struct StackArguments {
     /// End when there has been no server and no connection for ten seconds
     #[arg(long)]
     until_idle: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum When {
+    /// While its thread is busy and processors are free
+    #[default]
+    Busy,
+    /// At once, evenly
+    Always,
+    /// Each server has one thread
+    Never,
+}
+
+impl From<When> for Spread {
+    fn from(when: When) -> Spread {
+        match when {
+            When::Busy => Spread::Busy,
+            When::Always => Spread::Always,
+            When::Never => Spread::Never,
+        }
+    }
 }
 
 impl StackArguments {
@@ -78,7 +102,7 @@ impl StackArguments {
         }
         raise_open_files();
         let stop = unslow_interrupt::guard_quietly(); // it ends within a moment
-        let stack = Stack::new(usize::from(self.threads)).context("cannot start")?;
+        let stack = Stack::new(usize::from(self.threads), self.spread.into()).context("cannot start")?;
         let seen = stack.seen();
         seen.take_over(!held.is_mine);
         let status = self.status.as_ref().map(|address| {
@@ -166,6 +190,9 @@ impl StackArguments {
             command.arg("--replace");
         }
         command.args(["--threads", &self.threads.to_string()]);
+        if let Some(spread) = self.spread.to_possible_value() {
+            command.args(["--spread", spread.get_name()]);
+        }
         if let Some(address) = &self.status {
             command.args(["--status", address]);
         }
@@ -336,7 +363,7 @@ struct Watched(Seen);
 
 impl Status for Watched {
     fn metrics(&self) -> String {
-        let servers = self.0.servers();
+        let servers = self.0.counted();
         let labels = |served: &Served| -> Labels {
             vec![
                 ("port", served.port.to_string()),
@@ -344,27 +371,33 @@ impl Status for Watched {
                 ("netns", served.netns.to_string()),
             ]
         };
-        let of = |which: &dyn Fn(&Served) -> &Count| -> Vec<(Labels, u64)> {
-            servers.iter().map(|served| (labels(served), which(served).get())).collect()
+        let of = |which: &dyn Fn(&Served) -> u64| -> Vec<(Labels, u64)> {
+            servers.iter().map(|served| (labels(served), which(served))).collect()
         };
-        let open = servers.iter().map(|served| {
-            let open = i64::try_from(served.figures.connections.get()).unwrap_or(i64::MAX);
-            (labels(served), open)
-        });
-        let threads = servers.iter().map(|served| (labels(served), served.thread as i64));
+        let gauge = |which: &dyn Fn(&Served) -> u64| -> Vec<(Labels, i64)> {
+            let value = |served: &Served| i64::try_from(which(served)).unwrap_or(i64::MAX);
+            servers.iter().map(|served| (labels(served), value(served))).collect()
+        };
         let mut all = Exposition::new("unslow_bypass_stack");
-        all.gauge("servers", "Servers whose TCP connections this stack handles.", servers.len() as i64);
+        let handled = self.0.servers().len() as i64;
+        all.gauge("servers", "Servers whose TCP connections this stack handles.", handled);
+        let open = gauge(&|served| served.figures.connections.get());
         all.gauges("connections", "Connections it carries for a server.", open);
-        all.gauges("thread", "The thread that a server is on, from 0.", threads);
-        let accepted = of(&|served| &served.figures.accepted);
+        let thread = gauge(&|served| served.thread as u64);
+        all.gauges("thread", "The thread that accepts for a server, from 0.", thread);
+        let threads = gauge(&|served| served.figures.threads() as u64);
+        all.gauges("threads", "Threads that have connections of a server.", threads);
+        let accepted = of(&|served| served.figures.accepted.get());
         all.counters("accepted", "Connections accepted whose bytes it carries.", accepted);
-        let passed = of(&|served| &served.figures.passed);
+        let passed = of(&|served| served.figures.passed.get());
         all.counters("passed", "Connections that stay with TCP: of this machine, or beyond the slots.", passed);
-        let up = of(&|served| &served.figures.bytes_up);
+        let up = of(&|served| served.figures.bytes_up());
         all.counters("received_bytes", "Bytes from clients to a server.", up);
-        let down = of(&|served| &served.figures.bytes_down);
+        let down = of(&|served| served.figures.bytes_down());
         all.counters("sent_bytes", "Bytes from a server to clients.", down);
-        let waits = of(&|served| &served.figures.waits);
+        let waits = of(&|served| served.figures.waits());
+        let moved = of(&|served| served.figures.moved.get());
+        all.counters("moved", "Number of times a connection moved to another thread.", moved);
         all.counters("waits", "Number of times data was buffered because its receiver was slow.", waits);
         all.text()
     }

@@ -1,5 +1,6 @@
 """A server at 10.9.0.1:7990 with epoll. `echo`: it answers a client that has sent all it has to send with just that, and
-closes. `leave`: it answers the first byte with a megabyte, and is gone without a close when all is written."""
+closes. `leave`: it answers the first byte with a megabyte, and is gone without a close when all is written. `linger`: it
+answers the first byte, ends its direction, and closes when the client has ended the other one."""
 import os, select, socket, sys
 
 listener = socket.socket()
@@ -28,9 +29,13 @@ while True:
         if some and sys.argv[1] == "leave":
             client.sendall(bytes(n % 247 for n in range(1 << 20)))
             os._exit(0)
+        if some and sys.argv[1] == "linger":
+            client.sendall(some)
+            client.shutdown(socket.SHUT_WR)
         if not some:
             poll.unregister(fd)
-            client.sendall(said)
+            if sys.argv[1] != "linger":
+                client.sendall(said)
             client.close()
             del clients[fd]
         else:

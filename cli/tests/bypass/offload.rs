@@ -87,7 +87,18 @@ impl Stack {
         self.process.0.try_wait().unwrap().is_some()
     }
 
-    fn descriptors(&self) -> usize {
+    /// What its status port says of a server; None while it knows of none at that port.
+    pub fn figure(&self, name: &str, port: u16) -> Option<u64> {
+        let mut stream = TcpStream::connect(self.figures.as_ref().expect("it has a status port")).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        let of = format!("unslow_bypass_stack_{name}{{port=\"{port}\",");
+        let line = page.lines().find(|line| line.starts_with(&of))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 }
@@ -96,7 +107,7 @@ pub fn server(meeting: &Meeting, name: &str) -> Carried {
     server_at(meeting, 7990, name)
 }
 
-fn server_at(meeting: &Meeting, port: u16, name: &str) -> Carried {
+pub fn server_at(meeting: &Meeting, port: u16, name: &str) -> Carried {
     server_of(meeting, "10.9.0.1", port, name)
 }
 
@@ -110,7 +121,7 @@ pub fn remote() -> TcpStream {
     remote_to(7990)
 }
 
-fn remote_to(port: u16) -> TcpStream {
+pub fn remote_to(port: u16) -> TcpStream {
     let stream = TcpStream::from(connected(SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, port))));
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
@@ -274,6 +285,26 @@ fn an_end_of_one_direction_is_passed_on_behind_what_came_before_it() {
 }
 
 #[test]
+fn nothing_is_left_of_a_connection_whose_server_ends_its_direction_first() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let stack = Stack::start(&meeting);
+        let (server, client) = carried_of(&meeting, &stack, "linger");
+        drop(client);
+        until("the connection to be over", || had(&meeting, &stack) == 0);
+        let descriptors =
+            || (stack.descriptors(), std::fs::read_dir(format!("/proc/{}/fd", server.0.id())).unwrap().count());
+        let before = descriptors();
+        for _ in 0..50 {
+            let mut client = remote();
+            ask(&mut client, "!", "!");
+            assert_eq!(client.read(&mut [0; 16]).unwrap(), 0, "its direction is ended");
+        }
+        until("all of them to be over", || descriptors() <= before);
+    });
+}
+
+#[test]
 fn what_a_server_has_written_before_it_ended_is_read_to_the_end() {
     in_own_network(|| {
         let meeting = Meeting::new();
@@ -341,15 +372,7 @@ fn each_server_has_a_thread_and_figures_of_its_own() {
         let meeting = Meeting::new();
         let stack = Stack::start_with(&meeting, &["--threads", "2", "--status", "127.0.0.1:0"]).expect("a stack");
         let servers = [7990, 7991].map(|port| (port, server_at(&meeting, port, "valkey-9.1")));
-        let figure = |name: &str, port: u16| {
-            let mut stream = TcpStream::connect(stack.figures.as_ref().unwrap()).unwrap();
-            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-            let mut page = String::new();
-            stream.read_to_string(&mut page).unwrap();
-            let of = format!("unslow_bypass_stack_{name}{{port=\"{port}\",");
-            let line = page.lines().find(|line| line.starts_with(&of))?;
-            line.rsplit(' ').next()?.parse::<u64>().ok()
-        };
+        let figure = |name: &str, port: u16| stack.figure(name, port);
         until("both servers to be the stack's", || {
             servers.iter().all(|(port, _)| figure("connections", *port).is_some())
         });

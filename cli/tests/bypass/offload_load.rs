@@ -1,5 +1,6 @@
-//! A stack under a load whose every answer is checked, while clients leave in mid-command, the server forks, and the
-//! stack is killed: what is wrong, lost or left open fails it.
+//! A stack under a load whose every answer is checked, while clients leave in mid-command, the server forks,
+//! connections move between the stack's threads, and the stack is killed or replaced: what is wrong, lost or left open
+//! fails it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -119,67 +120,129 @@ fn descriptors_of(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// Until there were `enough` kills of the stack.
-fn verified_load(enough: impl Fn(u64) -> bool + Send + 'static) {
+/// What is done to the stack every [`ANSWERS`] answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is killed, and another one started: all its connections break.
+    Killed,
+    /// Another one replaces it: none of them does.
+    Replaced,
+}
+
+/// Clients whose every answer is checked.
+struct Clients {
+    threads: Vec<std::thread::JoinHandle<()>>,
+    answers: Arc<AtomicU64>,
+    /// Connections that broke, or could not be made.
+    broken: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Clients {
+    fn begin() -> Clients {
+        let (answers, broken) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let ended = Arc::<AtomicBool>::default();
+        let one = |key| {
+            let (answers, broken, ended) = (answers.clone(), broken.clone(), ended.clone());
+            std::thread::spawn(move || {
+                let random = StdRng::seed_from_u64(key);
+                let mut checked = Checked { key, random, holds: None, maybe: None };
+                while !ended.load(Ordering::Relaxed) {
+                    let (from, to) = (SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, 7990)));
+                    let used = try_connected(from, to).map(TcpStream::from).and_then(|mut stream| {
+                        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+                        checked.settle(&mut stream)?;
+                        checked.use_up(stream, &answers, &ended)
+                    });
+                    broken.fetch_add(u64::from(used.is_err()), Ordering::Relaxed);
+                }
+            })
+        };
+        Clients { threads: (0..CLIENTS).map(one).collect(), answers, broken, ended }
+    }
+
+    fn have_failed(&self) -> bool {
+        self.threads.iter().any(|client| client.is_finished())
+    }
+
+    fn end(self) -> (u64, u64) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.threads.into_iter().for_each(|client| client.join().unwrap());
+        (self.answers.load(Ordering::Relaxed), self.broken.load(Ordering::Relaxed))
+    }
+}
+
+/// Until `enough` is true of how often the stack had its fate; connections move between so many threads of it.
+fn verified_load(fate: Fate, threads: usize, enough: impl Fn(u64) -> bool + Send + 'static) {
     in_own_network(move || {
         let meeting = Meeting::new();
-        let mut stack = Stack::start(&meeting);
+        let number = threads.to_string();
+        let words = ["--threads", &number, "--spread", "always", "--status", "127.0.0.1:0"];
+        let replaces = [&words[..], &["--replace"]].concat();
+        let mut stack = Stack::start_with(&meeting, &words).expect("a stack");
         let server = server(&meeting, "valkey-9.1");
         drop(carried(&meeting, &stack));
         until("the connection to be over", || had(&meeting, &stack) == 0);
         let before = descriptors_of(server.pid());
-        let (answers, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|key| {
-                let (answers, ended) = (answers.clone(), ended.clone());
-                std::thread::spawn(move || {
-                    let random = StdRng::seed_from_u64(key);
-                    let mut checked = Checked { key, random, holds: None, maybe: None };
-                    while !ended.load(Ordering::Relaxed) {
-                        let (from, to) = (SocketAddr::from((CLIENT, 0)), SocketAddr::from((SERVER, 7990)));
-                        let Ok(stream) = try_connected(from, to) else { continue };
-                        let mut stream = TcpStream::from(stream);
-                        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-                        // A connection that broke is what kills are for; only a wrong answer is a failure.
-                        let _ = checked.settle(&mut stream).and_then(|()| checked.use_up(stream, &answers, &ended));
-                    }
-                })
-            })
-            .collect();
+        let clients = Clients::begin();
         let mut control = server.connect().unwrap();
-        let (mut kills, mut saved) = (0, Instant::now());
+        let (mut times, mut saved, mut former) = (0, Instant::now(), Vec::new());
         loop {
-            let from = answers.load(Ordering::Relaxed);
+            let from = clients.answers.load(Ordering::Relaxed);
             until("answers", || {
                 if saved.elapsed() > Duration::from_secs(1) {
                     // One that is not over yet refuses the next.
                     let _ = control.call(&["BGSAVE"]);
                     saved = Instant::now();
                 }
-                answers.load(Ordering::Relaxed) >= from + ANSWERS || clients.iter().any(|c| c.is_finished())
+                clients.answers.load(Ordering::Relaxed) >= from + ANSWERS || clients.have_failed()
             });
-            assert!(!clients.iter().any(|c| c.is_finished()), "a client has failed after {kills} kills");
-            until("connections to be the stack's", || had(&meeting, &stack) > 0);
-            if enough(kills) {
+            assert!(!clients.have_failed(), "a client has failed; {times} stacks had ended");
+            until("connections to be the stack's, on each thread", || {
+                stack.figure("threads", 7990) == Some(threads as u64) && had(&meeting, &stack) > 0
+            });
+            if enough(times) {
                 break;
             }
-            kill(stack.pid(), libc::SIGKILL);
-            drop(stack);
-            stack = Stack::start(&meeting);
-            kills += 1;
+            match fate {
+                Fate::Killed => {
+                    kill(stack.pid(), libc::SIGKILL);
+                    drop(stack);
+                    stack = Stack::start_with(&meeting, &words).expect("a stack");
+                }
+                Fate::Replaced => {
+                    let mut newer = Stack::start_with(&meeting, &replaces).expect("a stack");
+                    newer.says("the other stack serves no server any more");
+                    former.push(std::mem::replace(&mut stack, newer));
+                }
+            }
+            times += 1;
         }
-        ended.store(true, Ordering::Relaxed);
-        clients.into_iter().for_each(|client| client.join().unwrap());
-        println!("{} answers checked, the stack killed {kills} times", answers.load(Ordering::Relaxed));
+        let (answers, broken) = clients.end();
+        println!("{answers} answers checked, {times} stacks ended, {broken} connections broke");
+        assert!(fate == Fate::Killed || broken == 0, "{broken} connections broke, and no stack was killed");
         until("all of them to be over", || had(&meeting, &stack) == 0);
-        // The control connection is its own; the channel to the stack is as it was.
-        until("the server to have closed what was theirs", || descriptors_of(server.pid()) <= before + 1);
+        until("the stacks that were replaced to have ended", || former.iter_mut().all(Stack::has_ended));
+        // The control connection is its own; the channel to the stack is as it was, and so is the first thread's
+        // doorbell.
+        let may_have = before + 1 + (threads - 1);
+        until("the server to have closed what was theirs", || descriptors_of(server.pid()) <= may_have);
     });
 }
 
 #[test]
 fn no_answer_is_wrong_and_nothing_is_left_while_stacks_and_clients_are_killed() {
-    verified_load(|kills| kills >= 5);
+    verified_load(Fate::Killed, 1, |times| times >= 5);
+}
+
+#[test]
+fn no_answer_is_wrong_while_connections_move_between_threads() {
+    verified_load(Fate::Killed, 3, |times| times >= 3);
+}
+
+#[test]
+fn no_answer_is_wrong_and_no_connection_breaks_while_stacks_are_replaced() {
+    verified_load(Fate::Replaced, 2, |times| times >= 3);
 }
 
 /// UNSLOW_STRESS_S says for how long.
@@ -187,6 +250,9 @@ fn no_answer_is_wrong_and_nothing_is_left_while_stacks_and_clients_are_killed() 
 #[ignore = "long: ten minutes of kills under load"]
 fn no_answer_is_wrong_for_ten_minutes() {
     let seconds = std::env::var("UNSLOW_STRESS_S").ok().map_or(600, |s| s.parse().expect("UNSLOW_STRESS_S: seconds"));
-    let end = Instant::now() + Duration::from_secs(seconds);
-    verified_load(move |_| Instant::now() >= end);
+    let parts = [(Fate::Killed, 1), (Fate::Killed, 3), (Fate::Replaced, 3)];
+    for (fate, threads) in parts {
+        let end = Instant::now() + Duration::from_secs(seconds) / parts.len() as u32;
+        verified_load(fate, threads, move |_| Instant::now() >= end);
+    }
 }

@@ -373,10 +373,10 @@ fn queue(inside: &mut Inside, stream: &'static Stream) {
 pub fn look_again(stream: &'static Stream) {
     let Some(epoll) = of(stream) else { return };
     match (epoll.inside.lock(), stream.link(), epoll.waiter.get()) {
-        (Ok(mut inside), ..) => queue(&mut inside, stream),
+        (Ok(mut inside), ..) if epoll.has(stream) => queue(&mut inside, stream),
         // A signal handler asks: the wait it has interrupted takes it for news.
         (Err(_), Some(link), Some(waiter)) => link.pair.remind(link.number, waiter.number),
-        _ => {}
+        _ => {} // another thread has just put it into another set, which has looked
     }
     epoll.wake();
 }

@@ -36,6 +36,8 @@ pub use claims::{accepted, no_candidate, watched};
 #[cfg(feature = "reactor")]
 pub use client::{Lent, Want, ask_again, borrow, forget_server, give, lent};
 pub use client::{connected, entry_of, is_open, is_still, resolve, withdraw};
+#[cfg(feature = "reactor")]
+pub use hearing::said;
 pub use hearing::{introduce, ring};
 pub use lending::{Arrived, accept_lent, ctl_lent, registered, take_home};
 pub use meeting::{

@@ -9,18 +9,27 @@
 //!
 //! Each direction holds at most one buffer of bytes that the other end has no room for; while it does, nothing more is
 //! read there, so a slow reader slows its own writer alone. One event moves at most a buffer, so every connection has
-//! its turn; servers have theirs by the thread they are on ([`shares::Shares`]), and on one thread in turns.
+//! its turn; servers have theirs by the thread they are on ([`shares::Shares`]), and on one thread in turns. Where that
+//! thread is busy, another one that has no server gets part of its connections ([`spreading`]).
 
+mod connections;
+mod figures;
+mod pace;
+mod post;
 mod relay;
 mod shares;
+mod spreading;
+mod teams;
 mod worker;
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use figures::{Count, Figures};
 use shares::Shares;
-pub use shares::{Count, Figures, Polled, Served};
+pub use shares::{Polled, Served};
+pub use teams::Spread;
 use worker::Worker;
 
 /// All servers of this process, and their connections.
@@ -37,6 +46,13 @@ impl Seen {
     /// Servers that lend what they listen at, by port.
     pub fn servers(&self) -> Vec<Served> {
         let mut all = self.0.served();
+        all.sort_by_key(|served| (served.port, served.pid));
+        all
+    }
+
+    /// Those, and servers that lend nothing more and have connections here yet, by port.
+    pub fn counted(&self) -> Vec<Served> {
+        let mut all = self.0.counted();
         all.sort_by_key(|served| (served.port, served.pid));
         all
     }
@@ -67,10 +83,10 @@ impl Stack {
     ///
     /// # Errors
     ///
-    /// No epoll set.
-    pub fn new(threads: usize) -> io::Result<Stack> {
+    /// No epoll set, or no descriptor.
+    pub fn new(threads: usize, spread: Spread) -> io::Result<Stack> {
         crate::reactor::rings();
-        let shares = Arc::new(Shares::new(threads.max(1)));
+        let shares = Arc::new(Shares::new(threads.max(1), spread)?);
         let workers = (0..threads.max(1)).map(|thread| Worker::new(thread, shares.clone()));
         Ok(Stack { workers: workers.collect::<io::Result<_>>()?, shares })
     }

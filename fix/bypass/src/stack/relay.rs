@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use libc::{EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, c_int};
 
-use super::shares::Figures;
+use super::figures::Moved as Counted;
+use super::shares::Common;
 use crate::sockets::{errno, lingers, streams};
 
 /// What one direction has to do yet.
@@ -19,9 +20,10 @@ pub struct Direction {
 }
 
 pub struct Connection {
-    pub server: usize,
     /// Its server's.
-    pub figures: Arc<Figures>,
+    pub common: Arc<Common>,
+    /// The thread that has it.
+    pub thread: usize,
     pub generation: u32,
     pub socket: OwnedFd,
     /// The same socket, by the number under which its bytes are in rings.
@@ -34,6 +36,8 @@ pub struct Connection {
     pub down: Direction,
     /// What the set watches the socket and the ring for.
     pub watched: (c_int, c_int),
+    /// Events since it was looked at last.
+    pub events: u32,
 }
 
 /// What a step came to.
@@ -112,6 +116,10 @@ impl Connection {
         unsafe { libc::setsockopt(self.ring, libc::SOL_SOCKET, libc::SO_LINGER, at, len) };
     }
 
+    fn counted(&self) -> &Counted {
+        self.common.figures.of(self.thread)
+    }
+
     /// What the set is to watch the socket and the ring for.
     pub fn wants(&self) -> (c_int, c_int) {
         let on = |is: bool, events: c_int| if is { events } else { 0 };
@@ -133,7 +141,7 @@ impl Connection {
         let sent =
             moved(unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) }, false);
         if let Moved::Bytes(n) = sent {
-            self.figures.bytes_down.add(n as u64);
+            self.counted().down.add(n as u64);
         }
         sent
     }
@@ -149,7 +157,7 @@ impl Connection {
         let Some((stream, link)) = streams::carried(self.ring) else { return Moved::Gone };
         let put = moved(streams::put(stream, link, bytes, MSG_DONTWAIT | MSG_NOSIGNAL), false);
         if let Moved::Bytes(n) = put {
-            self.figures.bytes_up.add(n as u64);
+            self.counted().up.add(n as u64);
         }
         put
     }
@@ -191,14 +199,14 @@ impl Connection {
     }
 
     fn up_holds(&mut self, rest: &[u8]) -> Step {
-        self.figures.waits.add(1);
+        self.counted().waits.add(1);
         self.up.hold(rest);
         Step::Waits
     }
 
     fn down_holds(&mut self, rest: &[u8]) {
         if !rest.is_empty() {
-            self.figures.waits.add(1);
+            self.counted().waits.add(1);
             self.down.hold(rest);
         }
     }
@@ -236,6 +244,11 @@ impl Connection {
             Moved::Gone | Moved::Reset => return Step::Broken,
         }
         Step::Waits
+    }
+
+    /// Whether nothing more is to be moved.
+    pub fn is_done(&self) -> bool {
+        self.up.is_done() && self.down.is_done()
     }
 
     /// Whether it neither writes nor reads any more.

@@ -1,55 +1,18 @@
-//! Which thread has which server, and what each server's clients did: what the threads of a stack share.
+//! Which thread has which server, and which help it: what the threads of a stack share.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::figures::{Count, Figures};
+use super::post::Post;
+use super::teams::Spread;
 use crate::channel::ServerSocket;
-use crate::pair::TALLIED;
+use crate::sockets::epoll::Epoll;
 use crate::sockets::world::Want;
-
-/// Counted by the thread that has the server, read by any.
-#[derive(Debug, Default)]
-pub struct Figures {
-    /// Open now.
-    pub connections: Count,
-    /// Accepted, and carried from then on.
-    pub accepted: Count,
-    /// Accepted, and handed over to stay with TCP: of this machine, or one too many.
-    pub passed: Count,
-    /// Bytes from clients, and to them.
-    pub bytes_up: Count,
-    pub bytes_down: Count,
-    /// How often a reader was slower than its writer, so that bytes had to wait here.
-    pub waits: Count,
-}
-
-impl Figures {
-    /// In the order in which `bypass ls` reads them.
-    pub fn tally(&self) -> [u64; TALLIED] {
-        [&self.connections, &self.accepted, &self.passed, &self.bytes_up, &self.bytes_down, &self.waits].map(Count::get)
-    }
-}
-
-/// A number that one thread changes.
-#[derive(Debug, Default)]
-pub struct Count(AtomicU64);
-
-impl Count {
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn add(&self, n: u64) {
-        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
-    }
-
-    pub(super) fn subtract(&self, n: u64) {
-        self.0.store(self.get().saturating_sub(n), Ordering::Relaxed);
-    }
-}
 
 /// A server whose TCP connections this stack has.
 #[derive(Clone, Debug)]
@@ -59,9 +22,22 @@ pub struct Served {
     pub netns: u64,
     /// Its process, as its pid namespace numbers it.
     pub pid: i32,
-    /// From 0 on.
+    /// From 0 on; others may help it.
     pub thread: usize,
     pub figures: Arc<Figures>,
+}
+
+/// What the connections of a server have in common, whichever threads they are on.
+#[derive(Debug)]
+pub struct Common {
+    pub path: PathBuf,
+    /// The thread that accepts for it.
+    pub thread: usize,
+    pub figures: Arc<Figures>,
+    /// Connections that the server has not taken yet. They stay on its own thread.
+    pub untaken: AtomicUsize,
+    /// It has ended, or is not served any more: what it has written is sent yet.
+    pub has_ended: AtomicBool,
 }
 
 /// By what connections came, since the stack began; known only where it polls.
@@ -89,8 +65,8 @@ impl There {
     }
 }
 
-/// Every server there is has one thread, the one with the fewest. The kernel's scheduler shares the processors out
-/// among threads, so a server that is flooded costs those of other threads no turn.
+/// Every server there is has one thread, the one with the fewest, and threads that have none may help it. The kernel's
+/// scheduler shares the processors out among threads, so a server that is flooded costs those of other threads no turn.
 pub struct Shares {
     /// What another stack has is asked for as well.
     takes_over: AtomicBool,
@@ -100,8 +76,14 @@ pub struct Shares {
     waiting: Vec<AtomicUsize>,
     /// Queues that connections came by, where the sets poll.
     polled: Mutex<Polled>,
-    /// Connections of each thread, those of servers that have ended included.
-    open: Vec<Count>,
+    /// Connections, those of servers that have ended included.
+    open: Count,
+    pub spread: Spread,
+    /// By thread.
+    pub posts: Vec<Post>,
+    pub sets: Vec<OnceLock<&'static Epoll>>,
+    /// How busy each thread was at its last look, in thousandths of its time.
+    busy: Vec<AtomicU32>,
     /// What was found in the meeting directories.
     there: Mutex<Arc<There>>,
     servers: Mutex<Servers>,
@@ -113,6 +95,8 @@ struct Servers {
     /// How many each thread has that did not refuse: anybody may put sockets into a meeting directory, so they are not
     /// counted again for every one.
     loads: Vec<usize>,
+    /// The server that each thread helps, which has none of its own.
+    helps: Vec<Option<PathBuf>>,
 }
 
 struct Share {
@@ -121,20 +105,28 @@ struct Share {
     refuses: bool,
     /// None while it lends nothing.
     served: Option<Served>,
+    /// As it was when it lent last: its connections may still be here.
+    former: Option<Served>,
 }
 
 impl Shares {
-    pub fn new(threads: usize) -> Shares {
-        let open = (0..threads).map(|_| Count::default()).collect();
-        Shares {
+    /// # Errors
+    ///
+    /// No descriptors.
+    pub fn new(threads: usize, spread: Spread) -> io::Result<Shares> {
+        Ok(Shares {
             takes_over: AtomicBool::new(false),
             superseded: Mutex::default(),
             waiting: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
             polled: Mutex::default(),
-            open,
+            open: Count::default(),
+            spread,
+            posts: (0..threads).map(|_| Post::new()).collect::<io::Result<_>>()?,
+            sets: (0..threads).map(|_| OnceLock::new()).collect(),
+            busy: (0..threads).map(|_| AtomicU32::new(0)).collect(),
             there: Mutex::default(),
-            servers: Mutex::new(Servers { loads: vec![0; threads], ..Servers::default() }),
-        }
+            servers: Mutex::new(Servers { loads: vec![0; threads], helps: vec![None; threads], ..Servers::default() }),
+        })
     }
 
     /// From now on, what another stack has is asked for as well, or is not.
@@ -198,15 +190,15 @@ impl Shares {
         self.polled.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Counted by that thread.
-    pub fn open(&self, thread: usize) -> &Count {
-        &self.open[thread]
+    /// Those that are carried.
+    pub fn open(&self) -> &Count {
+        &self.open
     }
 
     /// Connections of all threads, those included that wait to be passed on.
     pub fn connections(&self) -> u64 {
         let waiting: usize = self.waiting.iter().map(|waiting| waiting.load(Ordering::Relaxed)).sum();
-        self.open.iter().map(Count::get).sum::<u64>() + waiting as u64
+        self.open.get() + waiting as u64
     }
 
     /// Whether a server is this thread's from now on, or was before.
@@ -215,18 +207,59 @@ impl Shares {
         if let Some(share) = all.by_path.get(path) {
             return share.thread == thread;
         }
-        let is_ours = all.loads.iter().all(|other| *other >= all.loads[thread]);
+        // A thread that helps another server is the second choice.
+        let burden = |thread: usize| (all.loads[thread], all.helps[thread].is_some());
+        let is_ours = (0..all.loads.len()).all(|other| burden(other) >= burden(thread));
         if is_ours {
             all.loads[thread] += 1;
-            all.by_path.insert(path.to_path_buf(), Share { thread, refuses: false, served: None });
+            all.helps[thread] = None;
+            let share = Share { thread, refuses: false, served: None, former: None };
+            all.by_path.insert(path.to_path_buf(), share);
         }
         is_ours
+    }
+
+    /// How busy a thread is, in thousandths of its time.
+    pub fn set_busy(&self, thread: usize, busy: u32) {
+        self.busy[thread].store(busy, Ordering::Relaxed);
+    }
+
+    /// As it said last.
+    pub fn busy(&self, thread: usize) -> u32 {
+        self.busy[thread].load(Ordering::Relaxed)
+    }
+
+    /// The threads that have connections of a server, or may have: its own first.
+    pub fn team(&self, server: &Common) -> Vec<usize> {
+        let all = self.all();
+        let helpers = all.helps.iter().enumerate().filter(|(_, helps)| helps.as_ref() == Some(&server.path));
+        [server.thread].into_iter().chain(helpers.map(|(thread, _)| thread)).collect()
+    }
+
+    /// A thread that has nothing to do helps this server from now on; `None` where there is none.
+    pub fn recruit(&self, server: &Common) -> Option<usize> {
+        let mut all = self.all();
+        let is_free = |thread: &usize| all.loads[*thread] == 0 && all.helps[*thread].is_none();
+        let thread = (0..all.loads.len()).find(is_free)?;
+        all.helps[thread] = Some(server.path.clone());
+        Some(thread)
+    }
+
+    /// Whether a thread has connections of this server by right: it is its own, or it helps and has none.
+    pub fn may_have(&self, thread: usize, server: &Common) -> bool {
+        let all = self.all();
+        server.thread == thread || all.helps[thread].as_ref() == Some(&server.path)
+    }
+
+    /// A thread helps nobody any more.
+    pub fn release(&self, thread: usize) {
+        self.all().helps[thread] = None;
     }
 
     /// It lends nothing, now and later.
     pub fn refuses(&self, path: &Path) {
         let mut all = self.all();
-        let Servers { by_path, loads } = &mut *all;
+        let Servers { by_path, loads, .. } = &mut *all;
         if let Some(share) = by_path.get_mut(path).filter(|share| !share.refuses) {
             share.refuses = true;
             loads[share.thread] -= 1;
@@ -236,14 +269,15 @@ impl Shares {
     /// It lends what it listens at, or (`None`) no more.
     pub fn serves(&self, path: &Path, served: Option<Served>) {
         if let Some(share) = self.all().by_path.get_mut(path) {
-            share.served = served;
+            let before = std::mem::replace(&mut share.served, served);
+            share.former = before.or(share.former.take());
         }
     }
 
     /// Servers of this thread that are there no more are forgotten.
     pub fn keep(&self, thread: usize, is_there: impl Fn(&Path) -> bool) {
         let mut all = self.all();
-        let Servers { by_path, loads } = &mut *all;
+        let Servers { by_path, loads, .. } = &mut *all;
         by_path.retain(|path, share| {
             let stays = share.thread != thread || share.served.is_some() || is_there(path);
             loads[share.thread] -= usize::from(!stays && !share.refuses);
@@ -255,15 +289,26 @@ impl Shares {
     pub fn served(&self) -> Vec<Served> {
         self.all().by_path.values().filter_map(|share| share.served.clone()).collect()
     }
+
+    /// Those that lend, and those that have lent and have connections here.
+    pub fn counted(&self) -> Vec<Served> {
+        let former = |share: &Share| share.former.clone().filter(|former| former.figures.connections.get() > 0);
+        self.all().by_path.values().filter_map(|share| share.served.clone().or_else(|| former(share))).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn common(path: &str, thread: usize) -> Common {
+        let figures = Arc::new(Figures::new(1));
+        Common { path: path.into(), thread, figures, untaken: AtomicUsize::new(0), has_ended: AtomicBool::new(false) }
+    }
+
     #[test]
     fn servers_are_spread_over_threads() {
-        let shares = Shares::new(2);
+        let shares = Shares::new(2, Spread::Never).unwrap();
         let claims = |path: &str, thread| shares.claims(Path::new(path), thread);
         assert!(claims("a", 1) && !claims("b", 1), "one each");
         assert!(claims("b", 0) && !claims("a", 0) && claims("a", 1), "each keeps its own");
@@ -275,16 +320,38 @@ mod tests {
     }
 
     #[test]
+    fn threads_without_a_server_help_one_that_has() {
+        let shares = Shares::new(4, Spread::Busy).unwrap();
+        assert!(shares.claims(Path::new("a"), 0) && shares.claims(Path::new("b"), 1));
+        let (a, b) = (common("a", 0), common("b", 1));
+        assert_eq!((shares.recruit(&a), shares.team(&a), shares.team(&b)), (Some(2), vec![0, 2], vec![1]));
+        assert!(shares.may_have(2, &a) && !shares.may_have(2, &b) && !shares.may_have(1, &a));
+        assert!(!shares.claims(Path::new("c"), 2) && shares.claims(Path::new("c"), 3), "a free one first");
+        assert_eq!(shares.recruit(&b), None, "each helps one server, and those with servers help none");
+        assert!(shares.claims(Path::new("d"), 2) && !shares.may_have(2, &a), "its own comes first");
+        assert_eq!(shares.team(&a), [0]);
+        shares.keep(3, |_| false);
+        assert_eq!((shares.recruit(&a), shares.team(&a)), (Some(3), vec![0, 3]));
+        shares.release(3);
+        assert_eq!(shares.team(&a), [0]);
+    }
+
+    #[test]
     fn a_server_that_lends_is_kept_whatever_is_there() {
-        let shares = Shares::new(1);
+        let shares = Shares::new(1, Spread::Never).unwrap();
         let path = Path::new("a");
         assert!(shares.claims(path, 0));
-        let served = Served { port: 1, netns: 4, pid: 2, thread: 0, figures: Arc::default() };
+        let figures = Arc::new(Figures::new(1));
+        figures.connections.add(1);
+        let served = Served { port: 1, netns: 4, pid: 2, thread: 0, figures: figures.clone() };
         shares.serves(path, Some(served));
         shares.keep(0, |_| false);
         assert_eq!(shares.served().len(), 1);
         shares.serves(path, None);
+        assert!(shares.served().is_empty() && shares.counted().len() == 1, "its connection is still here");
+        figures.connections.subtract(1);
+        assert!(shares.counted().is_empty());
         shares.keep(0, |_| false);
-        assert!(shares.served().is_empty() && shares.all().by_path.is_empty());
+        assert!(shares.all().by_path.is_empty());
     }
 }

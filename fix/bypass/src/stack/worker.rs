@@ -2,23 +2,27 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, c_int, epoll_event};
+use libc::{EPOLLIN, c_int, epoll_event};
 
-use super::relay::{Connection, Direction, Step};
-use super::shares::{Figures, Served, Shares};
-use crate::busy;
+use super::figures::Figures;
+use super::pace::Clock;
+use super::post::Parcel;
+use super::relay::Connection;
+use super::shares::{Common, Served, Shares};
+use super::spreading::Looks;
+use super::teams::Spread;
 use crate::channel;
 use crate::endpoint;
 use crate::sockets::epoll::{self, Epoll};
-use crate::sockets::fds::{self, Place};
+use crate::sockets::errno;
+use crate::sockets::fds::Place;
 use crate::sockets::world::{self, Lent};
-use crate::sockets::{errno, streams};
 
 /// Bytes moved by one event, and those that may wait in one direction of a connection.
 const BUFFER: usize = 64 << 10;
@@ -41,16 +45,16 @@ const UNMET: u32 = 8;
 const BEHIND: Duration = Duration::from_millis(10);
 
 pub struct Worker {
-    thread: usize,
-    shares: Arc<Shares>,
+    pub(super) thread: usize,
+    pub(super) shares: Arc<Shares>,
     set: &'static Epoll,
     _set: OwnedFd,
     /// By number; a number is used again.
-    servers: Vec<Option<Server>>,
-    connections: Vec<Option<Connection>>,
-    free: Vec<u32>,
+    pub(super) servers: Vec<Option<Server>>,
+    pub(super) connections: Vec<Option<Connection>>,
+    pub(super) free: Vec<u32>,
     /// Of connections, so that an event of one that has ended is not taken for its successor's.
-    generation: u32,
+    pub(super) generation: u32,
     /// Servers that lend nothing.
     unwilling: HashSet<PathBuf>,
     /// Those that could not be met, and how often in a row.
@@ -59,28 +63,31 @@ pub struct Worker {
     paused: Vec<(usize, usize)>,
     /// Those whose `accept` failed: watched again at the next look.
     stopped: Vec<(usize, usize)>,
-    buffer: Box<[u8]>,
+    pub(super) buffer: Box<[u8]>,
+    /// See [`world::said`].
+    said: u32,
+    /// Connections of servers that other threads accept for.
+    pub(super) guests: usize,
+    pub(super) looks: Looks,
 }
 
-struct Server {
-    path: PathBuf,
+pub(super) struct Server {
     netns: u64,
     pid: i32,
-    figures: Arc<Figures>,
-    place: &'static Place,
+    pub(super) common: Arc<Common>,
+    pub(super) place: &'static Place,
     port: u16,
     listeners: Vec<OwnedFd>,
     /// Another stack accepts for it: it keeps the connections that it has here.
     is_superseded: bool,
-    untaken: usize,
     /// Accepted, but the server has not read what it was told before.
     waiting: VecDeque<OwnedFd>,
 }
 
 impl Server {
     /// Hands a connection over whose bytes stay with TCP: one of this machine, or one too many.
-    fn pass(&mut self, socket: OwnedFd) {
-        self.figures.passed.add(1);
+    pub(super) fn pass(&mut self, socket: OwnedFd) {
+        self.common.figures.passed.add(1);
         self.waiting.push_back(socket);
         self.pass_waiting();
     }
@@ -97,13 +104,13 @@ impl Server {
 
     /// Whether one more connection would have to wait here rather than in the kernel's queue.
     fn is_behind(&self) -> bool {
-        self.untaken >= UNTAKEN || !self.waiting.is_empty()
+        self.common.untaken.load(Ordering::Relaxed) >= UNTAKEN || !self.waiting.is_empty()
     }
 }
 
 /// What an event is about, in its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum About {
+pub(super) enum About {
     /// A listener of a server, by both numbers.
     Listener(usize, usize),
     /// What a server says.
@@ -112,6 +119,8 @@ enum About {
     Socket(usize, u32),
     /// Its rings.
     Ring(usize, u32),
+    /// What other threads have sent.
+    Post,
 }
 
 /// Servers at a time: each costs an address space of a gigabyte.
@@ -124,6 +133,7 @@ impl About {
             About::Channel(server) => (1, 0, server),
             About::Socket(number, generation) => (2, generation, number),
             About::Ring(number, generation) => (3, generation, number),
+            About::Post => (4, 0, 0),
         };
         (kind << 60) | (number as u64) << 32 | u64::from(generation)
     }
@@ -135,6 +145,7 @@ impl About {
             1 => About::Channel(number),
             2 => About::Socket(number, generation),
             3 => About::Ring(number, generation),
+            4 => About::Post,
             _ => return None,
         })
     }
@@ -156,7 +167,8 @@ impl Worker {
         let owned = unsafe { OwnedFd::from_raw_fd(fd) };
         epoll::created(fd);
         let set = epoll::of_fd(fd).ok_or_else(|| io::Error::other("too many descriptors"))?;
-        Ok(Worker {
+        let spreads = shares.spread != Spread::Never && shares.posts.len() > 1;
+        let worker = Worker {
             thread,
             shares,
             set,
@@ -170,7 +182,18 @@ impl Worker {
             paused: Vec::new(),
             stopped: Vec::new(),
             buffer: vec![0; BUFFER].into(),
-        })
+            said: 0,
+            guests: 0,
+            looks: Looks::default(),
+        };
+        if spreads {
+            let _ = worker.set.waiter(); // those who send it something make it known to servers
+            let _ = worker.shares.sets[thread].set(set);
+        }
+        if !worker.watch(libc::EPOLL_CTL_ADD, worker.shares.posts[thread].bell(), EPOLLIN, About::Post) {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(worker)
     }
 
     /// Serves until `stop` is set; calls `report` after each look for servers.
@@ -180,19 +203,22 @@ impl Worker {
     /// The epoll set's.
     pub fn run(&mut self, stop: &AtomicBool, mut report: impl FnMut()) -> io::Result<()> {
         let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
-        let mut next_look = Instant::now();
+        let mut clock = Clock::new();
+        let (mut next_look, mut awake) = (Instant::now(), Instant::now());
         while !stop.load(Ordering::Relaxed) {
             let now = Instant::now();
+            clock.worked(now.saturating_duration_since(awake));
             if now >= next_look {
                 next_look = now + LOOK;
                 self.look_for_servers();
                 self.restart_stopped();
                 for server in self.servers.iter_mut().flatten() {
                     server.pass_waiting();
-                    server.place.pair().tally().show(server.figures.tally());
+                    server.place.pair().tally().show(server.common.figures.tally());
                 }
                 let waiting: usize = self.servers.iter().flatten().map(|server| server.waiting.len()).sum();
                 self.shares.waits(self.thread, waiting);
+                self.spread(clock.look(now));
                 report();
             }
             if !self.paused.is_empty() {
@@ -203,10 +229,12 @@ impl Worker {
                 wait = wait.min(BEHIND);
             }
             let wait = wait.as_nanos() as u64;
-            let are_several = self.servers.iter().flatten().nth(1).is_some();
+            let own = self.servers.iter().flatten().take(2).count();
+            let are_several = own + usize::from(self.guests > 0) > 1;
             let room = if are_several { EVENTS_OF_SEVERAL } else { EVENTS };
             // SAFETY: room for as many as it says.
             let n = unsafe { epoll::wait(self.set, events.as_mut_ptr(), room as c_int, Some(wait), std::ptr::null()) };
+            awake = Instant::now();
             match usize::try_from(n) {
                 Ok(n) if are_several => {
                     let order = dealt(events[..n].iter().map(|event| self.server_of(event.u64)));
@@ -218,21 +246,27 @@ impl Worker {
                 Err(_) if errno() == libc::EINTR => {}
                 Err(_) => return Err(io::Error::from_raw_os_error(errno())),
             }
+            let said = world::said();
+            if std::mem::replace(&mut self.said, said) != said {
+                (0..self.servers.len()).for_each(|number| self.hear(number));
+            }
         }
         Ok(())
     }
 
     fn server_of(&self, data: u64) -> usize {
         match About::of(data) {
-            Some(About::Listener(server, _) | About::Channel(server)) => server,
-            Some(About::Socket(number, _) | About::Ring(number, _)) => {
-                self.connections.get(number).and_then(Option::as_ref).map_or(SERVERS, |connection| connection.server)
+            Some(About::Listener(server, _) | About::Channel(server)) => {
+                self.servers.get(server).and_then(Option::as_ref).map_or(0, |server| id(&server.common))
             }
-            None => SERVERS,
+            Some(About::Socket(number, _) | About::Ring(number, _)) => {
+                self.connections.get(number).and_then(Option::as_ref).map_or(0, |connection| id(&connection.common))
+            }
+            Some(About::Post) | None => 0,
         }
     }
 
-    fn watch(&self, op: c_int, fd: RawFd, events: c_int, about: About) -> bool {
+    pub(super) fn watch(&self, op: c_int, fd: RawFd, events: c_int, about: About) -> bool {
         let mut event = epoll_event { events: events as u32, u64: about.data() };
         // SAFETY: a live event.
         unsafe { epoll::ctl(self.set, op, fd, &mut event) == 0 }
@@ -244,6 +278,7 @@ impl Worker {
             Some(About::Channel(server)) => self.hear(server),
             Some(About::Socket(number, generation)) if self.is(number, generation) => self.of_socket(number, events),
             Some(About::Ring(number, generation)) if self.is(number, generation) => self.of_ring(number),
+            Some(About::Post) => self.receive(),
             _ => {}
         }
     }
@@ -263,7 +298,7 @@ impl Worker {
         self.unwilling.retain(|path| there.has(path));
         self.unmet.retain(|path, _| there.has(path));
         // A server whose socket file is briefly missing is still ours.
-        let is_had = |path: &Path| self.servers.iter().flatten().any(|server| server.path == *path);
+        let is_had = |path: &Path| self.servers.iter().flatten().any(|server| server.common.path == *path);
         self.shares.keep(self.thread, |path| there.has(path) || is_had(path));
         // One that another stack replaces asks for nothing more.
         let is_superseded = self.shares.is_superseded();
@@ -271,7 +306,7 @@ impl Worker {
             if self.unwilling.contains(&server.path) || !self.shares.claims(&server.path, self.thread) {
                 continue;
             }
-            if let Some(known) = self.servers.iter().flatten().find(|known| known.path == server.path) {
+            if let Some(known) = self.servers.iter().flatten().find(|known| known.common.path == server.path) {
                 // It took back what it had lent, and listens again.
                 if known.listeners.is_empty() && !known.is_superseded {
                     world::ask_again(known.place, known.port, self.shares.want());
@@ -298,16 +333,21 @@ impl Worker {
                 self.servers.push(None);
             }
             self.watch(libc::EPOLL_CTL_ADD, place.pair().channel.as_raw_fd(), EPOLLIN, About::Channel(number));
-            self.servers[number] = Some(Server {
+            let common = Common {
                 path: server.path.clone(),
+                thread: self.thread,
+                figures: Arc::new(Figures::new(self.shares.posts.len())),
+                untaken: AtomicUsize::new(0),
+                has_ended: AtomicBool::new(false),
+            };
+            self.servers[number] = Some(Server {
                 netns: server.endpoint.netns,
                 pid: server.pid,
-                figures: Arc::default(),
+                common: Arc::new(common),
                 place,
                 port: server.endpoint.port,
                 listeners: Vec::new(),
                 is_superseded: false,
-                untaken: 0,
                 waiting: VecDeque::new(),
             });
         }
@@ -318,8 +358,8 @@ impl Worker {
         let Some(server) = self.servers.get(number).and_then(Option::as_ref) else { return };
         let Some(said) = world::lent(server.place) else {
             if server.place.refused.load(Ordering::Acquire) != 0 {
-                self.shares.refuses(&server.path);
-                self.unwilling.insert(server.path.clone());
+                self.shares.refuses(&server.common.path);
+                self.unwilling.insert(server.common.path.clone());
             }
             return self.leave(number);
         };
@@ -338,34 +378,34 @@ impl Worker {
                     // SAFETY: no arguments.
                     let is_trusted = uid == 0 || uid == unsafe { libc::geteuid() };
                     if is_trusted && !server.listeners.is_empty() {
-                        self.shares.supersede(&server.path, true);
+                        self.shares.supersede(&server.common.path, true);
                     }
                     self.drop_listeners(number);
                     continue;
                 }
                 Lent::Never => {
-                    self.shares.refuses(&server.path);
-                    self.unwilling.insert(server.path.clone());
+                    self.shares.refuses(&server.common.path);
+                    self.unwilling.insert(server.common.path.clone());
                     continue;
                 }
                 // The server takes it back when we are gone, and is met again.
                 Lent::Lost => return self.leave(number),
             };
             if std::mem::take(&mut server.is_superseded) {
-                self.shares.supersede(&server.path, false); // the other one has ended
+                self.shares.supersede(&server.common.path, false); // the other one has ended
             }
             let (fd, at) = (listener.as_raw_fd(), server.listeners.len());
             let is_fit = at < LISTENERS && endpoint::takes_at_once(fd);
-            let path = server.path.clone();
+            let path = server.common.path.clone();
             server.listeners.push(listener);
             if !is_fit || !self.watch(libc::EPOLL_CTL_ADD, fd, EPOLLIN, About::Listener(number, at)) {
                 // The server takes it back when we are gone.
                 self.unwilling.insert(path);
                 return self.leave(number);
             }
-            if let Some(Server { port, netns, pid, figures, .. }) = &self.servers[number] {
-                let served =
-                    Served { port: *port, netns: *netns, pid: *pid, thread: self.thread, figures: figures.clone() };
+            if let Some(Server { port, netns, pid, common, .. }) = &self.servers[number] {
+                let (thread, figures) = (self.thread, common.figures.clone());
+                let served = Served { port: *port, netns: *netns, pid: *pid, thread, figures };
                 self.shares.serves(&path, Some(served));
             }
         }
@@ -376,7 +416,7 @@ impl Worker {
     fn drop_listeners(&mut self, number: usize) {
         let Some(server) = self.servers[number].as_mut() else { return };
         let listeners = std::mem::take(&mut server.listeners);
-        self.shares.serves(&server.path, None);
+        self.shares.serves(&server.common.path, None);
         for (at, listener) in listeners.iter().enumerate() {
             self.watch(libc::EPOLL_CTL_DEL, listener.as_raw_fd(), 0, About::Listener(number, at));
         }
@@ -390,14 +430,11 @@ impl Worker {
         let Some(server) = self.servers[number].take() else { return };
         self.watch(libc::EPOLL_CTL_DEL, server.place.pair().channel.as_raw_fd(), 0, About::Channel(number));
         world::forget_server(server.place);
-        for at in 0..self.connections.len() {
-            match &self.connections[at] {
-                Some(connection) if connection.server != number => {}
-                Some(connection) if connection.is_taken => self.of_ring(at),
-                Some(_) => self.close(at, true),
-                None => {}
-            }
+        server.common.has_ended.store(true, Ordering::Release);
+        for (_, post) in self.shares.posts.iter().enumerate().filter(|(thread, _)| *thread != self.thread) {
+            post.send([Parcel::Ended(server.common.clone())]);
         }
+        self.end_of(&server.common);
     }
 
     fn accept(&mut self, number: usize, at: usize) {
@@ -429,49 +466,6 @@ impl Worker {
         if self.servers.get(number).and_then(Option::as_ref).is_some_and(Server::is_behind) {
             self.pause(number, at);
         }
-    }
-
-    fn accepted(&mut self, number: usize, socket: OwnedFd) {
-        let Some(server) = self.servers[number].as_mut() else { return };
-        // Clients of this machine may have shared memory to the server itself.
-        let ends = endpoint::ends_of_server(socket.as_raw_fd());
-        if ends.is_some_and(|ends| endpoint::same_host(&ends)) {
-            return server.pass(socket);
-        }
-        let Ok(ring) = socket.try_clone().map(IntoRawFd::into_raw_fd) else { return server.pass(socket) };
-        if !world::give(server.place, socket.as_raw_fd(), ring) {
-            // SAFETY: ours, and nobody else's.
-            unsafe { libc::close(ring) };
-            return server.pass(socket);
-        }
-        if busy::wanted_us().is_some() {
-            self.shares.came_by(busy::napi(socket.as_raw_fd()));
-        }
-        server.untaken += 1;
-        server.figures.accepted.add(1);
-        server.figures.connections.add(1);
-        let figures = server.figures.clone();
-        self.shares.open(self.thread).add(1);
-        self.generation = self.generation.wrapping_add(1);
-        let generation = self.generation;
-        let connection = Connection {
-            server: number,
-            figures,
-            generation,
-            socket,
-            ring,
-            is_taken: false,
-            is_reset: false,
-            up: Direction::default(),
-            down: Direction::default(),
-            watched: (0, EPOLLOUT),
-        };
-        let at = self.free.pop().map_or(self.connections.len(), |at| at as usize);
-        if at == self.connections.len() {
-            self.connections.push(None);
-        }
-        self.watch(libc::EPOLL_CTL_ADD, ring, EPOLLOUT, About::Ring(at, generation));
-        self.connections[at] = Some(connection);
     }
 
     fn pause(&mut self, number: usize, at: usize) {
@@ -506,101 +500,11 @@ impl Worker {
             }
         }
     }
+}
 
-    // Connections.
-
-    fn of_socket(&mut self, number: usize, events: c_int) {
-        let Some(connection) = self.connections[number].as_mut() else { return };
-        let mut step = Step::Waits;
-        if events & EPOLLOUT != 0 {
-            step = connection.pull(&mut self.buffer);
-        }
-        // What came before a reset is read, and then the reset.
-        if step == Step::Waits && events & (EPOLLIN | EPOLLHUP | EPOLLERR) != 0 {
-            step = connection.push(&mut self.buffer);
-        }
-        self.stepped(number, step);
-    }
-
-    fn of_ring(&mut self, number: usize) {
-        let Some(connection) = self.connections[number].as_mut() else { return };
-        if !connection.is_taken {
-            if let Some(Some(server)) = self.servers.get_mut(connection.server) {
-                server.untaken -= 1;
-            }
-            connection.is_taken = true;
-            if fds::stream(connection.ring).is_none_or(|stream| stream.link().is_none()) {
-                return self.close(number, true);
-            }
-        }
-        let Some(connection) = self.connections[number].as_mut() else { return };
-        let mut step = connection.pull(&mut self.buffer);
-        // The ring has room again; that there is more to read is the socket's word.
-        if step == Step::Waits && !connection.up.is_empty() {
-            step = connection.push(&mut self.buffer);
-        }
-        if step == Step::Waits && connection.down.is_done() && connection.is_closed_by_server() {
-            step = Step::Over;
-        }
-        self.stepped(number, step);
-    }
-
-    fn stepped(&mut self, number: usize, step: Step) {
-        match step {
-            Step::Over => self.close(number, false),
-            Step::Broken => self.close(number, true),
-            Step::Waits => self.rewatch(number),
-        }
-    }
-
-    fn rewatch(&mut self, number: usize) {
-        let Some(connection) = self.connections[number].as_ref() else { return };
-        let (before, now) = (connection.watched, connection.wants());
-        if before == now {
-            return;
-        }
-        let (socket, ring, generation) = (connection.socket.as_raw_fd(), connection.ring, connection.generation);
-        let is_watched = self.rewatch_one(socket, before.0, now.0, About::Socket(number, generation))
-            && self.rewatch_one(ring, before.1, now.1, About::Ring(number, generation));
-        if !is_watched {
-            return self.close(number, true); // no memory for it in the kernel
-        }
-        if let Some(connection) = self.connections[number].as_mut() {
-            connection.watched = now;
-        }
-    }
-
-    /// What is watched for nothing is not in the set: the kernel would tell of its end without end.
-    fn rewatch_one(&self, fd: RawFd, before: c_int, now: c_int, about: About) -> bool {
-        match (before, now) {
-            (before, now) if before == now => true,
-            (0, now) => self.watch(libc::EPOLL_CTL_ADD, fd, now, about),
-            (_, 0) => self.watch(libc::EPOLL_CTL_DEL, fd, 0, about),
-            (_, now) => self.watch(libc::EPOLL_CTL_MOD, fd, now, about),
-        }
-    }
-
-    /// Ends a connection; with a reset for both ends if it broke.
-    fn close(&mut self, number: usize, broken: bool) {
-        let Some(connection) = self.connections[number].take() else { return };
-        self.free.push(number as u32);
-        connection.figures.connections.subtract(1);
-        self.shares.open(self.thread).subtract(1);
-        if !connection.is_taken
-            && let Some(Some(server)) = self.servers.get_mut(connection.server)
-        {
-            server.untaken -= 1;
-        }
-        if connection.watched.0 != 0 {
-            // The server has the same socket, perhaps for a while yet.
-            let (fd, generation) = (connection.socket.as_raw_fd(), connection.generation);
-            self.watch(libc::EPOLL_CTL_DEL, fd, 0, About::Socket(number, generation));
-        }
-        connection.set_linger(broken);
-        streams::before_close(connection.ring);
-        // SAFETY: ours, and nobody else's.
-        unsafe { libc::close(connection.ring) };
-    }
+/// Tells servers apart.
+fn id(common: &Arc<Common>) -> usize {
+    Arc::as_ptr(common).addr()
 }
 
 /// In which order events are served, by the servers they are of: the first of each, then the second of each.
@@ -633,9 +537,13 @@ mod tests {
 
     #[test]
     fn an_events_data_says_what_it_is_about() {
-        for about in
-            [About::Listener(4095, 7), About::Channel(0), About::Socket(4_000_000, u32::MAX), About::Ring(0, 1)]
-        {
+        for about in [
+            About::Listener(4095, 7),
+            About::Channel(0),
+            About::Socket(4_000_000, u32::MAX),
+            About::Ring(0, 1),
+            About::Post,
+        ] {
             assert_eq!(About::of(about.data()), Some(about));
         }
         assert_eq!(About::of(u64::MAX), None);

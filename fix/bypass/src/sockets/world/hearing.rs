@@ -1,7 +1,7 @@
 //! What peers say on their channels, and the waiters that they are to know.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::board::Board;
 use crate::channel::{self, Heard, Kind, Message};
@@ -59,6 +59,16 @@ pub fn take_parked() -> bool {
     PARKED.load(Ordering::Relaxed) && PARKED.swap(false, Ordering::AcqRel)
 }
 
+/// How often servers have said something about what they lend.
+static SAID: AtomicU32 = AtomicU32::new(0);
+
+/// Changes whenever [`lent`](super::lent) has news of some server. They may have been heard on the way to something
+/// else, so that the server's channel is not readable for them any more.
+#[cfg(feature = "reactor")]
+pub fn said() -> u32 {
+    SAID.load(Ordering::Acquire)
+}
+
 /// What the other side of a place has said; false when it has left. A client's claims are kept for [`attend`].
 pub fn hear(place: &'static Place) -> bool {
     let Ok(mut inbox) = place.heard.lock() else { return false };
@@ -85,6 +95,7 @@ pub fn hear(place: &'static Place) -> bool {
                 if let Some(claim) = claim.filter(|_| place.pair().side.other() == teller) {
                     inbox.push((message.a, message.b, claim));
                     PARKED.store(true, Ordering::Release);
+                    SAID.fetch_add(u32::from(kind == Kind::Listener), Ordering::Release);
                 }
             }
             Heard::Message(kind, message, fds) => heard(place, kind, &message, fds),
