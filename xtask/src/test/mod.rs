@@ -1,10 +1,10 @@
 //! `cargo xtask test`: every test of the workspace.
 //!
-//! Pure tests run first, those of one binary in one process, as many processes as there are processors; beside them runs
-//! what installs the engines, which the others wait for. Tests on real servers share a fixed number of slots, and those
-//! that judge a measurement run alone: `tests.toml` says which is which, and why. Nothing stops at the first failure;
-//! the end lists failures, skips, what was tried again on a busy machine, the ten slowest, and the ten that took the
-//! most CPU time.
+//! Pure tests run first, those of one binary in one process, as many processes as there are processors; beside them
+//! runs what installs the engines, which the others wait for. Tests on real servers share a fixed number of slots, and
+//! those that judge a measurement run alone: `tests.toml` says which is which, and why. Nothing stops at the first
+//! failure; the end lists failures, skips, what was tried again on a busy machine, the ten slowest, and the ten that
+//! took the most CPU time.
 //!
 //! Tests inside a crate's sources are compiled without optimization (`.cargo/compile`); those in `tests/` make load,
 //! and are optimized as the rest.
