@@ -167,7 +167,11 @@ impl Watcher {
             Ask::Epochs => self.epochs_told(io, at, &value.text().unwrap_or_default(), now),
             Ask::Role => {
                 // One at a time is in flight.
-                self.links[at].role_asked = self.links[at].role_at;
+                let sent = self.links[at].role_at;
+                self.links[at].role_asked = sent;
+                if sent == self.links[at].pinged_at {
+                    self.links[at].answered(now.saturating_sub(sent)); // it took the place of a PING
+                }
                 self.role(io, at, RoleReply::parse(&value));
             }
             Ask::Subscribe(slot) => {

@@ -85,11 +85,14 @@ impl Watcher {
     }
 
     /// What is due on a connection that is greeted.
-    fn keep_asking(&mut self, io: &mut Io, at: usize, now: u64) {
+    pub(super) fn keep_asking(&mut self, io: &mut Io, at: usize, now: u64) {
         let nodes = self.links.len() as u64;
         let ping_every = (self.settings.ping_every.as_nanos() as u64).max(nodes * MS / 2);
         let link = &self.links[at];
-        let pinging = link.asked(|a| matches!(a, Ask::Ping(_)));
+        let pinging = link.asked(|a| matches!(a, Ask::Ping(_) | Ask::Role));
+        // ROLE takes the place of a PING: its answer is as good a sign of life.
+        let roles_every = ROLES.max(2 * ping_every);
+        let role_is_due = link.kind == Kind::Node && now + ping_every / 2 >= link.role_at + roles_every;
         if link.kind == Kind::Ear {
             if now > link.heard_at + EAR_SILENT {
                 self.drop_connection(io, at, now);
@@ -101,16 +104,18 @@ impl Watcher {
             }
         } else if !pinging && now >= link.pinged_at + ping_every {
             self.links[at].pinged_at = now;
-            self.ask(io, at, Ask::Ping(now), &["PING"]);
+            if role_is_due {
+                self.want_role(io, at);
+                self.links[at].role_at = now;
+            } else {
+                self.ask(io, at, Ask::Ping(now), &["PING"]);
+            }
         }
         if self.links[at].nodes_wanted {
             self.want_nodes(io, at);
         }
         if self.links[at].subscribe_due {
             self.subscribe(io, at);
-        }
-        if self.links[at].kind == Kind::Node && now >= self.links[at].role_at + ROLES {
-            self.want_role(io, at);
         }
     }
 

@@ -379,6 +379,28 @@ fn overdue_replies_raise_suspicion_first_and_drop_the_connection_later() {
 }
 
 #[test]
+fn one_in_ten_of_what_a_node_is_asked_is_its_role() {
+    let (mut watcher, _news) = watcher(DeploymentKind::Cluster);
+    let mut reactor = Reactor::new().unwrap();
+    let start = now_ns();
+    watcher.links = vec![Link { connection: connection(&mut reactor), role_at: start, ..link(A, Kind::Node) }];
+    let (mut pings, mut roles) = (0, Vec::new());
+    for tick in 1..=60 {
+        let now = start + tick * 50 * MS;
+        watcher.keep_asking(reactor.io(), 0, now);
+        match watcher.links[0].asks.make_contiguous() {
+            [] => {}
+            [Ask::Ping(_)] => pings += 1,
+            [Ask::Role] => roles.push(tick),
+            more => panic!("{more:?} at once"),
+        }
+        watcher.links[0].asks.clear();
+    }
+    // Three seconds: a question every 100 ms.
+    assert_eq!((pings + roles.len(), roles.len()), (30, 3), "{roles:?}");
+}
+
+#[test]
 fn a_sunsubscribe_marks_its_slot_and_asks_for_a_new_view() {
     let (mut watcher, _news) = watcher(DeploymentKind::Cluster);
     let mut reactor = Reactor::new().unwrap();
