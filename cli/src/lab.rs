@@ -48,7 +48,7 @@ enum What {
         #[arg(long = "for", value_parser = crate::typed::lasting, value_name = "TIME")]
         lasts: Option<Duration>,
         /// Which lab, where several are running
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, alias = "name", value_name = "NAME")]
         lab: Option<String>,
     },
     /// End faults, by number or name, or all of them
@@ -56,13 +56,13 @@ enum What {
         /// Numbers or names of faults; all of them if omitted
         which: Vec<String>,
         /// Which lab, where several are running
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, alias = "name", value_name = "NAME")]
         lab: Option<String>,
     },
     /// Run any command on a host of the lab, your own application included
     Exec {
         /// Which lab, where several are running
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, alias = "name", value_name = "NAME")]
         lab: Option<String>,
         /// A host, or a server on it
         host: String,
@@ -81,7 +81,7 @@ enum What {
         #[arg(short, long)]
         follow: bool,
         /// Which lab, where several are running
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, alias = "name", value_name = "NAME")]
         lab: Option<String>,
     },
     /// Take a lab down and remove everything that belongs to it
