@@ -85,8 +85,8 @@ pub fn main(root: &Path, arguments: &[String]) -> anyhow::Result<()> {
     std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
     let begun = Instant::now();
     let wanted = chosen.len();
-    let needs_servers = chosen.iter().any(|t| plan.need(t) != Need::Pure);
-    let preparations = if needs_servers { preparations } else { Vec::new() };
+    // A test that is named installs what it needs by itself, and no more than that.
+    let preparations = if order.words.is_empty() { preparations } else { Vec::new() };
     let outcomes = run::all(&plan, preparations, chosen, &logs)?;
     report::print(&outcomes, if order.long { 0 } else { left.len() }, begun.elapsed());
     if outcomes.iter().any(|o| o.failed() || o.interrupted()) || outcomes.len() < wanted {

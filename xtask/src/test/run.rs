@@ -271,8 +271,12 @@ fn end_on_signals(groups: &Groups, stop: &Arc<AtomicBool>) -> anyhow::Result<()>
     std::thread::spawn(move || {
         for _ in signals.forever() {
             stop.store(true, Ordering::Relaxed);
-            for group in groups.lock().unwrap_or_else(|e| e.into_inner()).iter() {
-                signal_group(*group, "-KILL");
+            // What installs an engine removes what it has half made.
+            for (signal, patience) in [("-TERM", Duration::from_secs(1)), ("-KILL", Duration::ZERO)] {
+                for group in groups.lock().unwrap_or_else(|e| e.into_inner()).iter() {
+                    signal_group(*group, signal);
+                }
+                std::thread::sleep(patience);
             }
         }
     });
@@ -337,8 +341,10 @@ fn command(test: &Test, notes: &Path) -> Command {
     command
         .env("UNSLOW_TEST_RUNNER", std::process::id().to_string())
         .env(NOTES, notes)
-        .env("JDK_JAVA_OPTIONS", java_options(std::env::var("JDK_JAVA_OPTIONS").ok().as_deref()))
-        .env("CARGO_MANIFEST_DIR", &test.dir);
+        .env("JDK_JAVA_OPTIONS", java_options(std::env::var("JDK_JAVA_OPTIONS").ok().as_deref()));
+    if test.kind != Kind::Program {
+        command.env("CARGO_MANIFEST_DIR", &test.dir);
+    }
     command
 }
 
