@@ -575,8 +575,11 @@ impl Bits {
     #[inline]
     pub fn set(&self, number: u32) {
         let (word, bit) = (number as usize / 64, 1u64 << (number % 64));
-        if self.words[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-            self.summaries[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
+        let (summary, of_word) = (&self.summaries[word / 64], 1u64 << (word % 64));
+        let was_set = self.words[word].fetch_or(bit, Ordering::SeqCst) & bit != 0;
+        // Where a signal handler has left this between the two with longjmp, the bit is set and nobody looks at it.
+        if !was_set || summary.load(Ordering::Relaxed) & of_word == 0 {
+            summary.fetch_or(of_word, Ordering::SeqCst);
         }
         #[cfg(loom)] // which takes SeqCst accesses for acquire and release
         crate::sync::fence(Ordering::SeqCst);
@@ -612,5 +615,29 @@ impl Bits {
                 }
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn taken(bits: &Bits) -> Vec<u32> {
+        let mut all = Vec::new();
+        bits.take(|number| all.push(number));
+        all
+    }
+
+    #[test]
+    fn a_bit_that_was_left_half_set_is_found_when_it_is_set_again() {
+        let bits = Bits::default();
+        // What a handler that never comes back leaves behind of number 70.
+        bits.words[1].fetch_or(1 << 6, Ordering::SeqCst);
+        assert!(taken(&bits).is_empty());
+        bits.set(70);
+        assert_eq!(taken(&bits), [70]);
+        bits.set(70);
+        bits.set(70);
+        assert_eq!((taken(&bits), bits.any()), (vec![70], false));
     }
 }
