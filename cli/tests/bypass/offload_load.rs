@@ -172,7 +172,7 @@ impl Clients {
     }
 }
 
-/// Until `enough` is true of how often the stack had its fate; connections move between so many threads of it.
+/// Checked load on a stack with that many threads, until `enough` accepts how many stacks have met their fate.
 fn verified_load(fate: Fate, threads: usize, enough: impl Fn(u64) -> bool + Send + 'static) {
     in_own_network(move || {
         let meeting = Meeting::new();

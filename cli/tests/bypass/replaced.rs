@@ -90,6 +90,34 @@ fn a_newer_stack_takes_over_unnoticed_and_the_older_ends_with_its_last_connectio
 }
 
 #[test]
+fn a_stack_hears_that_it_was_replaced_whatever_else_it_hears_it_with() {
+    in_own_network(|| {
+        let meeting = Meeting::new();
+        let mut older = Stack::start(&meeting);
+        let server = server(&meeting, "valkey-9.1");
+        drop(carried(&meeting, &older));
+        until("the connection to be over", || had(&meeting, &older) == 0);
+        // SAFETY: processes that we started and have not waited for.
+        let signal = |pid, signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        // The older stack has accepted these, and the server takes them while the stack stands still.
+        signal(server.pid(), libc::SIGSTOP);
+        let descriptors = older.descriptors();
+        let mut kept: Vec<TcpStream> = (0..20).map(|_| remote()).collect();
+        until("them to be accepted", || older.descriptors() >= descriptors + 2 * kept.len());
+        signal(older.pid(), libc::SIGSTOP);
+        signal(server.pid(), libc::SIGCONT);
+        let mut newer = Stack::start_with(&meeting, &["--replace"]).expect("a stack");
+        newer.says("handling TCP for 1 server");
+        until("the server to have taken them", || had(&meeting, &older) == kept.len());
+        signal(older.pid(), libc::SIGCONT);
+        older.says("another stack has taken over");
+        kept.iter_mut().for_each(|client| ask(client, "PING\r\n", "+PONG\r\n"));
+        drop(kept);
+        until("the older stack to have ended", || older.has_ended());
+    });
+}
+
+#[test]
 fn a_successor_that_ends_before_its_server_has_heard_of_it_takes_nothing() {
     in_own_network(|| {
         let meeting = Meeting::new();

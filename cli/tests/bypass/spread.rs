@@ -17,11 +17,16 @@ fn spread(meeting: &Meeting, threads: &str) -> Stack {
 fn clients_on(meeting: &Meeting, stack: &Stack, threads: u64) -> Vec<TcpStream> {
     let mut clients = vec![carried(meeting, stack)];
     clients.extend((1..8).map(|_| remote()));
-    until("its connections to be on several threads", || {
+    until_on(stack, &mut clients, threads);
+    clients
+}
+
+/// Waits until the first server's connections are on that many threads; meanwhile these clients are answered.
+fn until_on(stack: &Stack, clients: &mut [TcpStream], threads: u64) {
+    until("the connections to be on as many threads as expected", || {
         clients.iter_mut().for_each(|client| ask(client, "PING\r\n", "+PONG\r\n"));
         stack.figure("threads", 7990) == Some(threads)
     });
-    clients
 }
 
 #[test]
@@ -31,22 +36,19 @@ fn what_waits_in_the_stack_moves_with_its_connection() {
         let stack = spread(&meeting, "2");
         let _server = server(&meeting, "valkey-9.1");
         let mut large = carried(&meeting, &stack);
-        // Far more than the stack and the rings hold, in both directions, while nobody reads.
+        // Far more than the stack and the rings can hold, each way; the reply is not read yet.
         let value: Vec<u8> = (0..6_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         large.write_all(&set("large", &value)).unwrap();
         ask(&mut large, "", "+OK\r\n");
         large.write_all(b"GET large\r\n").unwrap();
         let mut others: Vec<TcpStream> = (0..7).map(|_| remote()).collect();
-        until("its connections to be on both threads", || {
-            others.iter_mut().for_each(|client| ask(client, "PING\r\n", "+PONG\r\n"));
-            stack.figure("threads", 7990) == Some(2)
-        });
-        // A thread that gets a server of its own sends it home, and has it again when that server has ended.
+        until_on(&stack, &mut others, 2);
+        // A helper that gets its own server gives the connections back, and takes some again when that server is gone.
         for _ in 0..3 {
             let second = server_at(&meeting, 7991, "valkey-9.1");
-            until("all of them to be on one thread", || stack.figure("threads", 7990) == Some(1));
+            until_on(&stack, &mut others, 1);
             drop(second);
-            until("them to be on both again", || stack.figure("threads", 7990) == Some(2));
+            until_on(&stack, &mut others, 2);
         }
         assert!(stack.figure("moved_total", 7990) >= Some(20), "half of eight, there and back");
         let mut told = vec![0; "$6000000\r\n".len() + value.len() + 2];
@@ -64,10 +66,7 @@ fn a_thread_helps_until_it_has_a_server_of_its_own() {
         let _first = server(&meeting, "valkey-9.1");
         let mut clients = clients_on(&meeting, &stack, 2);
         let _second = server_at(&meeting, 7991, "valkey-9.1");
-        until("the first server to be on one thread", || {
-            clients.iter_mut().for_each(|client| ask(client, "PING\r\n", "+PONG\r\n"));
-            stack.figure("threads", 7990) == Some(1)
-        });
+        until_on(&stack, &mut clients, 1);
         // For longer than it takes a thread to look for others' work ten times.
         let moved = stack.figure("moved_total", 7990);
         std::thread::sleep(std::time::Duration::from_millis(2500));

@@ -577,7 +577,7 @@ impl Bits {
         let (word, bit) = (number as usize / 64, 1u64 << (number % 64));
         let (summary, of_word) = (&self.summaries[word / 64], 1u64 << (word % 64));
         let was_set = self.words[word].fetch_or(bit, Ordering::SeqCst) & bit != 0;
-        // Where a signal handler has left this between the two with longjmp, the bit is set and nobody looks at it.
+        // A signal handler may have jumped out (longjmp) between the two steps: a bit that is set, but never looked at.
         if !was_set || summary.load(Ordering::Relaxed) & of_word == 0 {
             summary.fetch_or(of_word, Ordering::SeqCst);
         }

@@ -34,7 +34,7 @@ use super::refusals::Refusals;
 
 pub use claims::{accepted, no_candidate, watched};
 #[cfg(feature = "reactor")]
-pub use client::{Lent, Want, ask_again, borrow, forget_server, give, lent};
+pub use client::{Lent, Want, ask_again, borrow, forget_server, give, has_news, lent};
 pub use client::{connected, entry_of, is_open, is_still, resolve, withdraw};
 #[cfg(feature = "reactor")]
 pub use hearing::said;

@@ -23,7 +23,7 @@ impl Worker {
         }
         let Ok(ring) = socket.try_clone().map(IntoRawFd::into_raw_fd) else { return server.pass(socket) };
         if !world::give(server.place, socket.as_raw_fd(), ring) {
-            // SAFETY: ours, and nobody else's.
+            // SAFETY: a descriptor that only this connection owns.
             unsafe { libc::close(ring) };
             return server.pass(socket);
         }
@@ -198,7 +198,7 @@ impl Worker {
         }
         connection.set_linger(broken);
         streams::before_close(connection.ring);
-        // SAFETY: ours, and nobody else's.
+        // SAFETY: a descriptor that only this connection owns.
         unsafe { libc::close(connection.ring) };
     }
 }

@@ -22,7 +22,7 @@ impl Count {
     }
 }
 
-/// Of the connections that one thread has. A cache line of its own: it changes with every request.
+/// For the connections on one thread. On a separate cache line, because every request changes it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Moved {

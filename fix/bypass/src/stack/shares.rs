@@ -95,7 +95,7 @@ struct Servers {
     /// How many each thread has that did not refuse: anybody may put sockets into a meeting directory, so they are not
     /// counted again for every one.
     loads: Vec<usize>,
-    /// The server that each thread helps, which has none of its own.
+    /// Which server each thread helps; only threads without a server help.
     helps: Vec<Option<PathBuf>>,
 }
 

@@ -309,6 +309,13 @@ pub enum Lent {
     Lost,
 }
 
+/// Whether [`lent`] has something that was heard on the way to something else, so that the channel is not readable for
+/// it any more.
+#[cfg(feature = "reactor")]
+pub fn has_news(place: &'static Place) -> bool {
+    place.heard.lock().is_ok_and(|inbox| !inbox.is_empty())
+}
+
 /// What a server has said since it was last asked about. `None` when it has ended, or refuses us.
 #[cfg(feature = "reactor")]
 pub fn lent(place: &'static Place) -> Option<Vec<Lent>> {

@@ -62,8 +62,7 @@ pub fn take_parked() -> bool {
 /// How often servers have said something about what they lend.
 static SAID: AtomicU32 = AtomicU32::new(0);
 
-/// Changes whenever [`lent`](super::lent) has news of some server. They may have been heard on the way to something
-/// else, so that the server's channel is not readable for them any more.
+/// Changes whenever some server [has news](super::has_news).
 #[cfg(feature = "reactor")]
 pub fn said() -> u32 {
     SAID.load(Ordering::Acquire)
