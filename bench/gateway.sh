@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The gateway beside nutcracker and the direct way. Written to bench/runs/DATE-HOST/gateway.md.
+# The gateway beside nutcracker, predixy (where PREDIXY is the path of its binary) and the direct way. Written to
+# bench/runs/DATE-HOST/gateway.md.
 #
 # What it can show: what a GET costs the proxy and the server, how that changes with clients and pipelining, and what latency is
-# added, on one machine. What it cannot: a network, or more processors than two. Takes about five minutes.
+# added, on one machine. What it cannot: a network, or more processors than two. Takes about ten minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
@@ -41,7 +42,7 @@ cross_zone() {
 {
     echo "# The gateway beside nutcracker and the direct way"
     echo
-    echo "\`bench/gateway.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). GET of 64 B, Valkey 9.1, one gateway thread, nutcracker 0.5.0 with one server connection; medians of ${ROUNDS:-3} interleaved rounds; load by redis-benchmark 7.0.15 on the same two processors. predixy and redis-cluster-proxy are in no registry and were not run."
+    echo "\`bench/gateway.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). GET of 64 B, Valkey 9.1, one gateway thread unless it says two, nutcracker 0.5.0 with one server connection; medians of ${ROUNDS:-3} interleaved rounds; load by redis-benchmark 7.0.15 on the same two processors. predixy is in no registry: it is run where PREDIXY is its binary. redis-cluster-proxy was not run."
     echo
     ./target/release/examples/proxies ./target/release/unslow "${ROUNDS:-3}"
     echo

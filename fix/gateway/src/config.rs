@@ -75,6 +75,8 @@ pub struct Config {
     pub idempotent: Vec<String>,
     /// A node that owes the watcher an answer this long is suspected to hang.
     pub suspect_ms: u64,
+    /// A node is written to at most once in so many microseconds on each connection that clients share; 0 for at once.
+    pub batch_us: u64,
     /// Commands wait this long for a node that can take them.
     pub hold_ms: u64,
     /// Bytes that wait for one node, per thread; more and its clients are not read.
@@ -131,6 +133,7 @@ impl Default for Config {
             strict: false,
             idempotent: Vec::new(),
             suspect_ms: 250,
+            batch_us: 0,
             hold_ms: 10_000,
             hold_bytes: 16 << 20,
             client_pending: 8192,
@@ -200,6 +203,7 @@ impl Config {
         };
         within("threads", self.threads as u64, 1, 64)?;
         within("suspect_ms", self.suspect_ms, 50, 60_000)?;
+        within("batch_us", self.batch_us, 0, 10_000)?;
         within("hold_ms", self.hold_ms, 10, 600_000)?;
         within("hold_bytes", self.hold_bytes as u64, 1 << 20, 4 << 30)?;
         within("client_pending", self.client_pending as u64, 1, 1 << 20)?;
@@ -303,6 +307,8 @@ mod tests {
             ("threads = 65", false),
             ("suspect_ms = 50", true),
             ("suspect_ms = 49", false),
+            ("batch_us = 10000", true),
+            ("batch_us = 10001", false),
             ("hold_ms = 600000", true),
             ("hold_ms = 600001", false),
             ("hold_bytes = 1048576", true),
@@ -328,7 +334,7 @@ mod tests {
             (Config { tls_key: Some("k.pem".into()), ..old.clone() }, &["tls_key"][..]),
             (Config { tls_client_ca: Some("ca.pem".into()), ..old.clone() }, &["tls_client_ca"][..]),
             (Config { threads: 2, facade: Facade::Cluster, ..old.clone() }, &["threads", "facade"][..]),
-            (Config { hold_ms: 1, pool: 0, read: Read::Replica, strict: true, ..old.clone() }, &[][..]),
+            (Config { hold_ms: 1, batch_us: 1, pool: 0, read: Read::Replica, strict: true, ..old.clone() }, &[][..]),
         ] {
             assert_eq!(new.fixed_differences(&old), expected);
             // What stays as it was differs at the next reload too.

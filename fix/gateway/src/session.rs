@@ -513,6 +513,12 @@ impl Lane {
         self.permit.is_none() && (self.owner.is_some() || self.pooled)
     }
 
+    /// Whether commands of several clients are on it.
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        !self.raw && !self.pooled && self.owner.is_none()
+    }
+
     /// Takes what was not written yet, in order: each command with its bytes.
     pub fn take_unsent(&mut self) -> Vec<(Flight, Vec<u8>)> {
         let mut bytes = &self.journal.all()[self.sent_bytes..];

@@ -1,13 +1,14 @@
-//! The gateway beside nutcracker and the direct way: CPU per GET of the proxy and of the server, in turn, in one run.
+//! The gateway beside other proxies and the direct way: CPU per GET of proxy and server, in turn, in one run.
 //!
 //! ```sh
-//! cargo run --release -p unslow-bench --example proxies -- target/release/unslow 5
+//! cargo run --release -p unslow-bench --example proxies -- target/release/unslow 5 before=old/unslow
 //! ```
 //!
-//! Arguments: the binary, and rounds. nutcracker is Debian's (0.5.0); without it the table has one column less. One
-//! server of Valkey 9.1, GET of 64 B, one gateway thread; every round runs every way at every setting, and the table
-//! has medians. CPU is what the kernel charged to each process while the load ran; ratios are between medians of the
-//! same run. What it cannot show: a network, and more than two processors. Prints Markdown.
+//! Arguments: the binary, rounds, and other builds of it by name. nutcracker is Debian's (0.5.0); predixy is in no
+//! registry and taken from `PREDIXY`, the path of its binary; without one of them the table has fewer rows. One server
+//! of Valkey 9.1, GET of 64 B; every round runs every way at every setting, and the table has medians. CPU is what the
+//! kernel charged to each process while the load ran; ratios are between medians of the same run. What it cannot show:
+//! a network, and more than two processors. Prints Markdown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,10 +48,72 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 struct Way {
-    name: &'static str,
+    name: String,
     url: String,
     /// The proxy, if there is one.
-    pid: Option<u32>,
+    proxy: Option<Running>,
+}
+
+impl Way {
+    fn pid(&self) -> Option<u32> {
+        self.proxy.as_ref().map(|proxy| proxy.0.id())
+    }
+
+    fn cpu_ns(&self) -> u64 {
+        self.pid().map_or(0, cpu_ns)
+    }
+
+    fn user_ns(&self) -> u64 {
+        self.pid().map_or(0, user_ns)
+    }
+
+    /// Runs a proxy and waits until it listens; `None` where there is no such program.
+    fn through(name: &str, port: u16, program: &mut Command) -> Option<Way> {
+        let child = program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+        let proxy = Some(Running(child));
+        until(name, || port_open(port));
+        Some(Way { name: name.into(), url: format!("127.0.0.1:{port}"), proxy })
+    }
+}
+
+fn free_port() -> u16 {
+    unslow_engine::free_port("127.0.0.1").expect("a port")
+}
+
+fn gateway(name: &str, unslow: &Path, dir: &Path, server: &Server, settings: &str) -> Option<Way> {
+    let port = free_port();
+    let file = dir.join(format!("gateway-{port}.toml"));
+    fs::write(&file, settings).expect("settings");
+    let listen = format!("127.0.0.1:{port}");
+    let words = ["gateway", "--listen", &listen, "--target", &server.url(), "--quiet", "--config"];
+    Way::through(name, port, Command::new(unslow).args(words).arg(file))
+}
+
+fn nutcracker(dir: &Path, server: &Server) -> Option<Way> {
+    let port = free_port();
+    let file = dir.join("nutcracker.yml");
+    let text = format!(
+        "pool:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  \
+         auto_eject_hosts: false\n  server_connections: 1\n  servers:\n   - {}:1\n",
+        server.address()
+    );
+    fs::write(&file, text).expect("a configuration");
+    let stats = free_port().to_string();
+    let mut program = Command::new("nutcracker");
+    Way::through("nutcracker", port, program.arg("-c").arg(file).args(["-s", &stats, "-m", "16384"]))
+}
+
+fn predixy(name: &str, dir: &Path, server: &Server, threads: u32) -> Option<Way> {
+    let port = free_port();
+    let file = dir.join(format!("predixy-{threads}.conf"));
+    let text = format!(
+        "Bind 127.0.0.1:{port}\nWorkerThreads {threads}\nAuthority {{\n Auth {{\n  Mode write\n }}\n}}\n\
+         StandaloneServerPool {{\n Databases 1\n Hash crc16\n HashTag \"{{}}\"\n Distribution modula\n \
+         RefreshMethod fixed\n Group one {{\n  + {}\n }}\n}}\n",
+        server.address()
+    );
+    fs::write(&file, text).expect("a configuration");
+    Way::through(name, port, Command::new(std::env::var_os("PREDIXY")?).arg(file))
 }
 
 /// The same load on every way, by Debian's redis-benchmark: nutcracker closes connections that ask INFO or CLIENT,
@@ -58,13 +121,13 @@ struct Way {
 fn load(program: &Path, way: &Way, server: u32, clients: usize, depth: usize) -> Told {
     let (host, port) = way.url.rsplit_once(':').expect("an address");
     let requests = if depth > 1 { 3_000_000 } else { 400_000 };
-    let before = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let before = (way.cpu_ns(), way.user_ns(), cpu_ns(server));
     let out = Command::new(program)
         .args(["-h", host, "-p", port, "-t", "get", "-r", "10000", "--csv"])
         .args(["-n", &requests.to_string(), "-c", &clients.to_string(), "-P", &depth.to_string()])
         .output()
         .expect("redis-benchmark runs");
-    let after = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let after = (way.cpu_ns(), way.user_ns(), cpu_ns(server));
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let line = text.lines().find(|l| l.starts_with("\"GET")).unwrap_or_else(|| panic!("{}: {text}", way.name));
     let fields: Vec<f64> = line.split(',').skip(1).filter_map(|f| f.trim_matches('"').parse().ok()).collect();
@@ -91,7 +154,7 @@ struct Told {
 }
 
 fn run(unslow: &Path, way: &Way, server: u32, args: &[&str]) -> Told {
-    let before = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let before = (way.cpu_ns(), way.user_ns(), cpu_ns(server));
     let out = Command::new(unslow)
         .args([
             "bench",
@@ -111,7 +174,7 @@ fn run(unslow: &Path, way: &Way, server: u32, args: &[&str]) -> Told {
         .args(args)
         .output()
         .expect("the binary runs");
-    let after = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let after = (way.cpu_ns(), way.user_ns(), cpu_ns(server));
     let text = String::from_utf8_lossy(&out.stdout);
     let report: serde_json::Value =
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stderr)));
@@ -151,51 +214,49 @@ fn main() {
     let server = Server::start(&find("valkey-9.1").expect("installed"), &ServerSpec::default()).expect("a server");
     let dir = std::env::temp_dir().join(format!("unslow-proxies-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("a directory");
-    let free = || unslow_engine::free_port("127.0.0.1").expect("a port");
-    let mut ways = vec![Way { name: "direct", url: server.address(), pid: None }];
-    let mut running = Vec::new();
-    let port = free();
-    let gateway = Command::new(&unslow)
-        .args(["gateway", "--listen", &format!("127.0.0.1:{port}"), "--target", &server.url(), "--quiet"])
-        .spawn()
-        .expect("the gateway");
-    ways.push(Way { name: "unslow", url: format!("127.0.0.1:{port}"), pid: Some(gateway.id()) });
-    running.push(Running(gateway));
-    until("the gateway", || port_open(port));
-    let port = free();
-    let file = dir.join("nutcracker.yml");
-    let text = format!(
-        "pool:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  \
-         auto_eject_hosts: false\n  server_connections: 1\n  servers:\n   - {}:1\n",
-        server.address()
-    );
-    fs::write(&file, text).expect("a configuration");
-    let stats = free();
-    let started = Command::new("nutcracker")
-        .args(["-c", &file.display().to_string(), "-s", &stats.to_string(), "-m", "16384"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    if let Ok(nutcracker) = started {
-        ways.push(Way { name: "nutcracker", url: format!("127.0.0.1:{port}"), pid: Some(nutcracker.id()) });
-        running.push(Running(nutcracker));
-        until("nutcracker", || port_open(port));
+    let mut ways = vec![Way { name: "direct".into(), url: server.address(), proxy: None }];
+    ways.extend(gateway("unslow", &unslow, &dir, &server, ""));
+    for other in arguments {
+        let (name, binary) = other.split_once('=').expect("NAME=BINARY");
+        ways.extend(gateway(name, Path::new(binary), &dir, &server, ""));
     }
-    let filled = Command::new(&unslow)
+    ways.extend(gateway("unslow, batch_us = 100", &unslow, &dir, &server, "batch_us = 100"));
+    ways.extend(nutcracker(&dir, &server));
+    ways.extend(predixy("predixy", &dir, &server, 1));
+    ways.extend(gateway("unslow, 2 threads", &unslow, &dir, &server, "threads = 2"));
+    ways.extend(predixy("predixy, 2 threads", &dir, &server, 2));
+    fill(&unslow, &server);
+    costs(&ways, &server, rounds);
+    latency(&unslow, &ways, &server, rounds);
+    idle(&ways);
+    let _ = fs::remove_dir_all(&dir);
+}
+
+fn redis_benchmark() -> PathBuf {
+    let dirs = unslow_engine::cli_dirs();
+    dirs.into_iter().map(|d| d.join("redis-benchmark")).find(|p| p.exists()).expect("redis-tools")
+}
+
+/// The keys of both generators.
+fn fill(unslow: &Path, server: &Server) {
+    let filled = Command::new(unslow)
         .args(["bench", &server.url(), "--keys", "10000", "--preload", "-n", "1", "--quiet", "--keep-keys"])
         .stdout(Stdio::null())
         .status();
     assert!(filled.is_ok_and(|s| s.success()), "the keys are there");
 
-    let dirs = unslow_engine::cli_dirs();
-    let redis_benchmark =
-        dirs.into_iter().map(|d| d.join("redis-benchmark")).find(|p| p.exists()).expect("redis-tools");
-    let (host, port) = ways[0].url.rsplit_once(':').expect("an address");
-    let filled = Command::new(&redis_benchmark)
+    let address = server.address();
+    let (host, port) = address.rsplit_once(':').expect("an address");
+    let filled = Command::new(redis_benchmark())
         .args(["-h", host, "-p", port, "-t", "set", "-d", "64", "-r", "10000", "-n", "300000", "-P", "32", "-q"])
         .stdout(Stdio::null())
         .status();
     assert!(filled.is_ok_and(|s| s.success()), "the keys are there");
+}
+
+/// What a GET costs each way, by clients and depth.
+fn costs(ways: &[Way], server: &Server, rounds: usize) {
+    let redis_benchmark = redis_benchmark();
     println!(
         "| clients | depth | way | proxy CPU us a GET (user) | server CPU us | server to direct | requests/s | p50 us |"
     );
@@ -210,7 +271,7 @@ fn main() {
         }
         let of = |i: usize, f: fn(&Told) -> f64| median(&mut told[i].iter().map(f).collect::<Vec<_>>());
         for (i, way) in ways.iter().enumerate() {
-            let proxy = match way.pid {
+            let proxy = match way.pid() {
                 Some(_) => format!("{:.2} ({:.2})", of(i, |t| t.proxy_us), of(i, |t| t.proxy_user_us)),
                 None => "0".into(),
             };
@@ -224,13 +285,16 @@ fn main() {
             );
         }
     }
+}
 
+/// Of the first two ways.
+fn latency(unslow: &Path, ways: &[Way], server: &Server, rounds: usize) {
     println!("\nAdded latency at 50,000 requests/s in an open loop, 50 connections:\n");
     println!("| way | p50 us | p99 us |\n|---|---|---|");
     let mut told: Vec<Vec<Told>> = ways.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         for (i, way) in ways.iter().enumerate().take(2) {
-            told[i].push(run(&unslow, way, server.pid(), &["--rate", "50000", "--seconds", "2"]));
+            told[i].push(run(unslow, way, server.pid(), &["--rate", "50000", "--seconds", "2"]));
         }
     }
     for (way, told) in ways.iter().zip(&told).take(2) {
@@ -238,9 +302,11 @@ fn main() {
         let p99 = median(&mut told.iter().map(|t| t.p99_us).collect::<Vec<_>>());
         println!("| {} | {p50:.0} | {p99:.0} |", way.name);
     }
+}
 
-    // Each has asked once and stays.
-    let gateway = ways[1].pid.expect("a proxy");
+/// Memory of clients that each have asked once and stay.
+fn idle(ways: &[Way]) {
+    let gateway = ways[1].pid().expect("a proxy");
     let empty = resident_mb(gateway);
     let mut idle = Vec::new();
     while idle.len() < 9000 {
@@ -259,8 +325,6 @@ fn main() {
         idle.len(),
         resident_mb(gateway)
     );
-    drop(running);
-    let _ = fs::remove_dir_all(&dir);
 }
 
 /// `proxies storm BINARY`: 4,000 clients that each ask CLUSTER NODES and CLUSTER SLOTS once in ten seconds, as many

@@ -106,6 +106,7 @@ impl Io {
             link.finishing = true;
             link.ended = true;
             self.mark(id);
+            self.judge_anew(id);
             self.settle_interest(id);
         }
     }
@@ -146,11 +147,14 @@ impl Io {
 
     /// Writes what waits on a connection, as far as the socket takes it.
     pub fn flush(&mut self, id: Id) {
-        let kept = self.idle_kept;
+        let (kept, now) = (self.idle_kept, self.now);
         let Some(link) = self.link(id) else { return };
-        link.dirty = false;
+        (link.dirty, link.waits) = (false, false);
         if !link.connected {
             return;
+        }
+        if !link.out.is_empty() {
+            link.written_at = now;
         }
         let written = link.write(kept);
         let (before, unsent) = link.count_unsent();
@@ -183,16 +187,48 @@ impl Io {
         self.settle_interest(id);
     }
 
+    /// What is appended to a connection from now on is written at most once in `ns` nanoseconds, or when it is
+    /// much. The first after a rest is written with its turn.
+    pub fn batch(&mut self, id: Id, ns: u64) {
+        if let Some(link) = self.link(id) {
+            link.batch_ns = ns;
+            // That of its timer may be too early now, and no other would follow.
+            self.judge_anew(id);
+        }
+    }
+
+    /// At the end of the turn it is judged anew how long the output of a connection waits.
+    fn judge_anew(&mut self, id: Id) {
+        if let Some(link) = self.link(id)
+            && std::mem::take(&mut link.waits)
+        {
+            self.dirty.push(id.index);
+        }
+    }
+
     pub(super) fn flush_all(&mut self) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
-            let slot = &self.slots[index as usize];
+            let slot = &mut self.slots[index as usize];
             let id = Id { index, generation: slot.generation };
-            if slot.link.as_ref().is_some_and(|l| l.dirty) {
-                self.flush(id);
+            let Some(link) = slot.link.as_mut().filter(|l| l.dirty) else { continue };
+            match link.waits_until(self.now) {
+                None => self.flush(id),
+                Some(at) => {
+                    link.waits = true;
+                    self.timers.push(at, Due::Write { index, generation: id.generation });
+                }
             }
         }
         self.dirty = dirty;
+    }
+
+    /// The time of a connection's batch has come.
+    pub(super) fn flush_batch(&mut self, id: Id) {
+        let now = self.now;
+        if self.link(id).is_some_and(|l| l.waits && l.waits_until(now).is_none()) {
+            self.flush(id);
+        }
     }
 
     pub(super) fn insert(&mut self, fd: OwnedFd, session: Option<Box<Session>>, interest: EventFlags) -> Id {
@@ -223,6 +259,9 @@ impl Io {
             dirty: false,
             ended: false,
             finishing: false,
+            batch_ns: 0,
+            written_at: 0,
+            waits: false,
             carrier: self.carrier,
         });
         if let Err(e) = added {
@@ -268,10 +307,9 @@ impl Io {
     }
 
     pub(super) fn mark(&mut self, id: Id) {
-        if let Some(link) = self.link(id)
-            && !link.dirty
-        {
-            link.dirty = true;
+        let Some(link) = self.link(id) else { return };
+        if !link.dirty || link.waits && link.is_full_batch() {
+            (link.dirty, link.waits) = (true, false);
             self.dirty.push(id.index);
         }
     }

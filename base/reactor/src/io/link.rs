@@ -37,6 +37,12 @@ pub(super) struct Link {
     pub(super) ended: bool,
     /// To be closed when everything is sent.
     pub(super) finishing: bool,
+    /// Output is written once in so many nanoseconds ([`crate::Io::batch`]).
+    pub(super) batch_ns: u64,
+    /// When some was written last.
+    pub(super) written_at: u64,
+    /// A timer will write what is there.
+    pub(super) waits: bool,
     pub(super) carrier: Option<&'static dyn Carrier>,
 }
 
@@ -61,6 +67,20 @@ fn errno(e: std::io::Error) -> Errno {
 }
 
 impl Link {
+    /// Until when its output waits for more to be written with it.
+    #[inline]
+    pub(super) fn waits_until(&self, now: u64) -> Option<u64> {
+        let at = self.written_at + self.batch_ns;
+        let waits = self.batch_ns > 0 && at > now && !self.out.is_empty();
+        (waits && !self.is_full_batch() && !self.finishing).then_some(at)
+    }
+
+    /// Whether its output is too much to wait for more.
+    #[inline]
+    pub(super) fn is_full_batch(&self) -> bool {
+        self.out.len() >= READ / 4
+    }
+
     #[inline]
     pub(super) fn receive(&self, room: &mut [u8]) -> Result<usize, Errno> {
         match self.carrier {

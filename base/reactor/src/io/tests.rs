@@ -85,3 +85,55 @@ fn what_visitors_leave_unread_is_counted_until_they_read_or_go() {
     io.close(id);
     assert_eq!(io.unsent_to_visitors(), 0);
 }
+
+/// Appends this much, and ends the turn at this time; what the peer has then.
+fn appended(reactor: &mut Reactor, id: Id, peer: &mut UnixStream, now: u64, bytes: usize) -> usize {
+    reactor.io.now = now;
+    reactor.io.output(id).extend_from_slice(&vec![b'x'; bytes]);
+    reactor.io.flush_all();
+    reactor.due(&mut Uses(0));
+    let mut room = vec![0; READ];
+    std::io::Read::read(peer, &mut room).unwrap_or(0)
+}
+
+#[test]
+fn a_batch_is_written_when_its_time_has_come_or_when_it_is_much() {
+    const BATCH: u64 = 1000;
+    let (mut reactor, id, mut peer) = filled(0);
+    peer.set_nonblocking(true).expect("a socket");
+    reactor.io.batch(id, BATCH);
+    let begun = now_ns();
+    // The first after a rest does not wait, what comes soon after it does.
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun, 10), 10);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 1, 10), 0);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH - 1, 10), 0);
+    assert_eq!((reactor.io.timers.next_at(), reactor.io.unsent(id)), (Some(begun + BATCH), 20));
+    // An empty turn at the end of its time.
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH, 0), 20);
+    assert_eq!(reactor.io.timers.next_at(), None);
+    // Much is written with its turn; the timer finds nothing, and writes nothing of the next batch.
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH + 1, 10), 0);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH + 500, READ / 4), 0);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH + 501, 1), READ / 4 + 11);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH, 10), 0);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 501, 0), 10);
+    // Nothing waits any more where it is turned off, or where the connection ends.
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 502, 10), 0);
+    reactor.io.batch(id, 0);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 3 * BATCH + 501, 10), 20);
+    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 3 * BATCH + 502, 10), 10);
+    // Nor is it forgotten where it is to wait longer than when it began to.
+    reactor.io.batch(id, BATCH);
+    let written = begun + 3 * BATCH + 502;
+    assert_eq!(appended(&mut reactor, id, &mut peer, written + 1, 10), 0);
+    reactor.io.batch(id, 2 * BATCH);
+    assert_eq!(appended(&mut reactor, id, &mut peer, written + BATCH, 0), 0);
+    assert_eq!(appended(&mut reactor, id, &mut peer, written + BATCH + 1, 10), 0);
+    assert_eq!(appended(&mut reactor, id, &mut peer, written + 2 * BATCH, 0), 20);
+    assert_eq!(appended(&mut reactor, id, &mut peer, written + 2 * BATCH + 1, 0), 0);
+    reactor.io.output(id).extend_from_slice(b"the end");
+    reactor.io.finish(id);
+    reactor.io.flush_all();
+    let mut room = vec![0; READ];
+    assert_eq!(std::io::Read::read(&mut peer, &mut room).expect("the end"), 7);
+}

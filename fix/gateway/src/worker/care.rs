@@ -1,6 +1,7 @@
 //! What is looked over every few milliseconds.
 
 use super::*;
+use crate::clock::US;
 use crate::session::*;
 use crate::shared::{Message, Notice};
 use std::sync::Arc;
@@ -69,6 +70,10 @@ impl Worker {
         if settings != self.seen_settings {
             self.seen_settings = settings;
             self.config = self.shared.config();
+            let ns = self.config.batch_us * US;
+            for connection in self.lanes.iter().filter(|l| !l.free && l.is_shared()).filter_map(|l| l.connection) {
+                io.batch(connection, ns);
+            }
             let table = self.shared.table();
             if !table.same_numbers(&self.table) {
                 self.stats.commands_by.clear();

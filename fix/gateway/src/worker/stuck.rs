@@ -85,7 +85,7 @@ impl Worker {
     /// The command that a shared connection owes the next reply to; none where that reply has begun.
     fn oldest(&self, lane: LaneId) -> Option<Flight> {
         let l = &self.lanes[lane];
-        let shared = !l.free && !l.raw && !l.pooled && l.owner.is_none();
+        let shared = !l.free && l.is_shared();
         let silent = l.state == State::Ready && l.sent > 0 && l.first == 0;
         if shared && silent { l.flights.front().copied() } else { None }
     }

@@ -91,6 +91,56 @@ fn drains_reloads_pauses_and_hands_over_without_losing_a_command() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
+/// Twenty clients, fifty commands each, one at a time; whether the server read from the gateway's shared connection no
+/// more often than every ten milliseconds.
+fn reads_are_rare(gateway: &Gateway, server: &Server) -> bool {
+    let mut direct = server.connect_with(&options(2)).unwrap();
+    let mut reads = || {
+        let info = direct.call(&["INFO", "stats"]).unwrap().text().unwrap();
+        let line = info.lines().find_map(|l| l.strip_prefix("total_reads_processed:")).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    let clients: Vec<Connection> = (0..20).map(|_| client(gateway)).collect();
+    let (begun, before) = (Instant::now(), reads());
+    let at_work = clients.into_iter().enumerate().map(|(n, mut c)| {
+        std::thread::spawn(move || {
+            let key = format!("counter{n}");
+            for expected in 1..=50 {
+                assert_eq!(c.call(&["INCR", &key]).unwrap().integer(), Some(expected));
+            }
+            c.call(&["DEL", &key]).unwrap();
+        })
+    });
+    at_work.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
+    let (seen, ms) = (reads() - before, begun.elapsed().as_millis() as u64);
+    // The gateway's watching connections are read as well, some times a second.
+    println!("{seen} reads in {ms} ms");
+    seen <= ms / 10 + 20 + ms / 50
+}
+
+#[test]
+fn commands_of_many_clients_are_written_together_where_they_may_wait() {
+    let server = standalone("valkey-9.1");
+    assert!(reads_are_rare(&gate(&server.url(), |config| config.batch_us = 10_000), &server));
+    // Of a connection that is there already.
+    let dir = std::env::temp_dir().join(format!("unslow-gateway-batch-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("gateway.toml");
+    let text = format!("listen = [\"127.0.0.1:0\"]\ntarget = {:?}\n", server.url());
+    std::fs::write(&file, &text).unwrap();
+    let config = Config::parse(&text).unwrap();
+    let target = Target::parse(&config.target).unwrap();
+    let (reread, log) = (Some(reread(file.clone())), Box::new(|_: Log<'_>| {}));
+    let gateway = Gateway::start(Start { config, target, options: options(3), reread, log }).unwrap();
+    let mut operator = client(&gateway);
+    operator.call(&["SET", "k", "v"]).unwrap();
+    std::fs::write(&file, text + "batch_us = 10000\n").unwrap();
+    operator.call(&["UNSLOW", "RELOAD"]).unwrap();
+    until("the thread to have the new setting", || reads_are_rare(&gateway, &server));
+    drop(gateway);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
 #[test]
 fn many_clients_come_and_go_without_anything_growing() {
     let deployment = steady("valkey-9.1");
