@@ -187,8 +187,8 @@ impl Io {
         self.settle_interest(id);
     }
 
-    /// What is appended to a connection from now on is written at most once in `ns` nanoseconds, or when it is
-    /// much. The first after a rest is written with its turn.
+    /// The output of a connection is written at most once in `ns` nanoseconds from now on, or sooner where 16 KiB wait
+    /// when more is appended. The first after a rest is written with its turn.
     pub fn batch(&mut self, id: Id, ns: u64) {
         if let Some(link) = self.link(id) {
             link.batch_ns = ns;

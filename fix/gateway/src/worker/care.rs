@@ -70,10 +70,7 @@ impl Worker {
         if settings != self.seen_settings {
             self.seen_settings = settings;
             self.config = self.shared.config();
-            let ns = self.config.batch_us * US;
-            for connection in self.lanes.iter().filter(|l| !l.free && l.is_shared()).filter_map(|l| l.connection) {
-                io.batch(connection, ns);
-            }
+            self.batch_shared(io, self.config.batch_us * US);
             let table = self.shared.table();
             if !table.same_numbers(&self.table) {
                 self.stats.commands_by.clear();
@@ -178,6 +175,13 @@ impl Worker {
         }
     }
 
+    /// How long output for servers may wait, on connections that are open already.
+    fn batch_shared(&self, io: &mut Io, ns: u64) {
+        for connection in self.lanes.iter().filter(|l| !l.free && l.is_shared()).filter_map(|l| l.connection) {
+            io.batch(connection, ns);
+        }
+    }
+
     /// Told to end: clients go behind their next answer ([`Worker::part_with`]). Here go those who ask for none, and
     /// when the time is up all others.
     pub(super) fn drain(&mut self, io: &mut Io, until: u64) {
@@ -194,6 +198,8 @@ impl Worker {
         }
         if self.clients_now == 0 {
             self.publish_stats();
+            // What was taken from clients that are gone is written with this turn, the last.
+            self.batch_shared(io, 0);
             io.stop();
         }
     }
