@@ -75,7 +75,7 @@ pub struct Config {
     pub idempotent: Vec<String>,
     /// A node that owes the watcher an answer this long is suspected to hang.
     pub suspect_ms: u64,
-    /// A node is written to at most once in so many microseconds on each connection that clients share; 0 for at once.
+    /// Least time between two writes to a node on a connection that clients share, in microseconds; 0 for no limit.
     pub batch_us: u64,
     /// Commands wait this long for a node that can take them.
     pub hold_ms: u64,

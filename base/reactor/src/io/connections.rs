@@ -106,7 +106,7 @@ impl Io {
             link.finishing = true;
             link.ended = true;
             self.mark(id);
-            self.judge_anew(id);
+            self.decide_again(id);
             self.settle_interest(id);
         }
     }
@@ -192,13 +192,13 @@ impl Io {
     pub fn batch(&mut self, id: Id, ns: u64) {
         if let Some(link) = self.link(id) {
             link.batch_ns = ns;
-            // That of its timer may be too early now, and no other would follow.
-            self.judge_anew(id);
+            // The timer that is set may now ring too early, and no other would follow.
+            self.decide_again(id);
         }
     }
 
-    /// At the end of the turn it is judged anew how long the output of a connection waits.
-    fn judge_anew(&mut self, id: Id) {
+    /// Lets the end of the turn decide again how long waiting output waits: its reason to wait has changed.
+    fn decide_again(&mut self, id: Id) {
         if let Some(link) = self.link(id)
             && std::mem::take(&mut link.waits)
         {
@@ -223,7 +223,7 @@ impl Io {
         self.dirty = dirty;
     }
 
-    /// The time of a connection's batch has come.
+    /// Writes a batch whose timer has rung.
     pub(super) fn flush_batch(&mut self, id: Id) {
         let now = self.now;
         if self.link(id).is_some_and(|l| l.waits && l.waits_until(now).is_none()) {

@@ -37,7 +37,7 @@ pub(super) struct Link {
     pub(super) ended: bool,
     /// To be closed when everything is sent.
     pub(super) finishing: bool,
-    /// Output is written once in so many nanoseconds ([`crate::Io::batch`]).
+    /// Least time between two writes, in nanoseconds; 0 for no limit ([`crate::Io::batch`]).
     pub(super) batch_ns: u64,
     /// When some was written last.
     pub(super) written_at: u64,
