@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -256,6 +257,119 @@ static void names(void) {
     ping();
 }
 
+static int told_in(int which, int timeout) {
+    set = which;
+    return told(timeout);
+}
+
+static void change_in(int which, int op, int fd, int events, int data) {
+    set = which;
+    change(op, fd, events, data);
+}
+
+static void *waits(void *which) {
+    struct epoll_event event;
+    while (epoll_wait(*(int *)which, &event, 1, -1) != 1 || event.data.u64 != 9) {}
+    return NULL;
+}
+
+static void quit(int fd) {
+    CHECK(write(fd, "QUIT\r\n", 6) == 6);
+    expect(fd, "+OK\r\n");
+}
+
+// One connection in two sets: each is told, by its own events, whoever waits in the other one.
+static void two_sets(int s) {
+    int a = epoll_create1(0), b = epoll_create1(0), other = dup(s);
+    struct epoll_event event = {.events = EPOLLIN};
+    change_in(a, EPOLL_CTL_ADD, s, EPOLLIN, 1);
+    FAILS(epoll_ctl(b, EPOLL_CTL_MOD, s, &event), ENOENT);
+    FAILS(epoll_ctl(b, EPOLL_CTL_DEL, s, NULL), ENOENT);
+    change_in(b, EPOLL_CTL_ADD, s, EPOLLIN, 2);
+    FAILS(epoll_ctl(b, EPOLL_CTL_ADD, s, &event), EEXIST);
+    CHECK(told_in(a, 0) == 0 && told_in(b, 0) == 0);
+    // Nobody waits in the first one, then somebody does.
+    for (int i = 0; i < 2; i++) {
+        CHECK(write(s, "BLPOP none 0.1\r\n", 16) == 16);
+        CHECK(told_in(b, -1) == 2 && told_in(b, 0) == 2 && told_in(a, -1) == 1);
+        expect(s, "*-1\r\n");
+        CHECK(told_in(a, 0) == 0 && told_in(b, 0) == 0);
+    }
+    pthread_t thread;
+    int stop[2];
+    CHECK(pipe(stop) == 0);
+    change_in(a, EPOLL_CTL_ADD, stop[0], EPOLLIN, 9);
+    change_in(a, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLET, 1);
+    CHECK(pthread_create(&thread, NULL, waits, &a) == 0);
+    for (int i = 0; i < 100; i++) {
+        CHECK(write(s, PING, 6) == 6);
+        CHECK(told_in(b, -1) == 2);
+        expect(s, PONG);
+    }
+    CHECK(write(stop[1], "x", 1) == 1 && pthread_join(thread, NULL) == 0);
+    change_in(a, EPOLL_CTL_DEL, stop[0], 0, 0);
+    change_in(a, EPOLL_CTL_MOD, s, EPOLLIN, 1);
+
+    // Edges, one shot, and what can always be written to.
+    change_in(b, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLET, 2);
+    for (int i = 0; i < 2; i++) {
+        CHECK(write(s, PING, 6) == 6);
+        CHECK(told_in(b, -1) == 2 && told_in(b, 50) == 0 && told_in(a, -1) == 1);
+        expect(s, PONG);
+    }
+    change_in(b, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLONESHOT, 2);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(told_in(b, -1) == 2 && told_in(b, 50) == 0);
+    change_in(b, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLONESHOT, 2);
+    CHECK(told_in(b, 0) == 2 && told_in(b, 0) == 0);
+    expect(s, PONG);
+    change_in(b, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLOUT, 2);
+    CHECK(told_in(b, 0) == 2 && told_in(a, 0) == 0);
+    change_in(b, EPOLL_CTL_ADD, other, EPOLLOUT, 1);
+    CHECK(told_in(b, 0) == 3);
+    change_in(b, EPOLL_CTL_DEL, other, 0, 0);
+    CHECK(told_in(b, 0) == 2);
+    change_in(b, EPOLL_CTL_MOD, s, EPOLLIN, 2);
+
+    // Taken out of the first, put back, and the second one closed.
+    CHECK(epoll_ctl(a, EPOLL_CTL_DEL, s, NULL) == 0);
+    FAILS(epoll_ctl(a, EPOLL_CTL_DEL, s, NULL), ENOENT);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(told_in(b, -1) == 2 && told_in(a, 50) == 0);
+    change_in(a, EPOLL_CTL_ADD, s, EPOLLIN, 1);
+    CHECK(told_in(a, 0) == 1 && told_in(b, 0) == 2);
+    expect(s, PONG);
+    close(b);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(told_in(a, -1) == 1);
+    expect(s, PONG);
+
+    // The end is told in both, when the first is closed too.
+    b = epoll_create1(0);
+    int c = epoll_create1(0);
+    change_in(b, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLRDHUP, 2);
+    change_in(c, EPOLL_CTL_ADD, other, EPOLLIN | EPOLLET, 1);
+    close(a);
+    quit(s);
+    while (told_in(b, -1) != 2 || recv(s, large, 1, MSG_PEEK) != 0) {}
+    CHECK(told_in(c, -1) == 1);
+    close(other);
+    close(s);
+    CHECK(told_in(b, 50) == 0 && told_in(c, 0) == 0);
+    close(b), close(c);
+}
+
+static void sets(void) {
+    struct sockaddr_in to;
+    socklen_t size = sizeof to;
+    CHECK(getpeername(s, (struct sockaddr *)&to, &size) == 0);
+    two_sets(s);
+    // One that has said nothing yet when it comes into both.
+    s = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(s, (struct sockaddr *)&to, size) == 0);
+    two_sets(s);
+}
+
 // The doorbell of what was written waits for the end of the turn, and is not the child's to ring.
 static void forks(void) {
     set = epoll_create1(0);
@@ -313,6 +427,7 @@ int main(int count, char **words) {
     else if (!strcmp(part, "places")) places();
     else if (!strcmp(part, "limits")) limits();
     else if (!strcmp(part, "names")) names();
+    else if (!strcmp(part, "sets")) sets();
     else if (!strcmp(part, "forks")) forks();
     else if (!strcmp(part, "stack")) stack();
     else return 2;

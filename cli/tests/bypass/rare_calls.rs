@@ -50,6 +50,11 @@ fn a_duplicated_connection_is_told_of_by_both_names_in_one_set() {
 }
 
 #[test]
+fn a_connection_in_two_live_sets_is_told_of_in_both() {
+    the_kernels_answers("sets");
+}
+
+#[test]
 fn a_child_of_bare_fork_does_not_ring_what_its_parent_put_off() {
     the_kernels_answers("forks");
 }

@@ -310,6 +310,12 @@ impl Link {
         self.slot().incoming(self.side()).0.written().saturating_sub(self.read.load(Ordering::Relaxed))
     }
 
+    /// Bytes that have come since the beginning, and bytes that the other side has taken, as it says.
+    pub fn moved(&self) -> (u64, u64) {
+        let slot = self.slot();
+        (slot.incoming(self.side()).0.written(), slot.outgoing(self.side()).1.read())
+    }
+
     /// Bytes read and written since the beginning.
     pub fn totals(&self) -> (u64, u64) {
         (self.read.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))

@@ -6,9 +6,12 @@
 //! looked at every 20 us, not every turn.
 
 mod asleep;
+mod ctl;
+mod guests;
 mod inside;
 mod waiting;
 
+pub use ctl::ctl;
 pub use waiting::wait;
 
 use std::collections::VecDeque;
@@ -27,8 +30,8 @@ use libc::{c_int, epoll_event};
 
 use super::fds::{self, Entry, Place, Registration, SetId, Stream, state};
 use super::seconds::Seconds;
-use super::{kernel, now_ns, set_errno, world};
-use inside::Locked;
+use super::{errno, kernel, now_ns, world};
+use guests::Guests;
 
 /// No thread has this number.
 const SHARED: u64 = u64::MAX;
@@ -83,6 +86,8 @@ pub struct Epoll {
     looked_at: AtomicU64,
     patience: Patience,
     inside: Held<Inside>,
+    /// How many guests there are inside.
+    guests: AtomicU32,
     /// What is inside has missed something, and is to be made again.
     stale: AtomicBool,
 }
@@ -97,6 +102,8 @@ struct Inside {
     pending: Vec<&'static Stream>,
     /// Other names of connections that are here.
     seconds: Seconds,
+    /// Connections whose home is another set.
+    guests: Guests,
     /// When `ready` was last put in order, in ticks of [`crate::stamp`].
     ordered_at: u64,
 }
@@ -185,6 +192,7 @@ fn made() -> Option<&'static Epoll> {
         looked_at: AtomicU64::new(0),
         patience: Patience::default(),
         inside: Held::new(Inside::default()),
+        guests: AtomicU32::new(0),
         stale: AtomicBool::new(false),
     }));
     NUMBERED[id.0.get() as usize].store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Release);
@@ -194,19 +202,21 @@ fn made() -> Option<&'static Epoll> {
 /// The last descriptor of a set is closed.
 pub fn ended(set: SetId) {
     let Some(epoll) = numbered(set) else { return };
+    if let Ok(mut sets) = SETS.lock() {
+        sets.retain(|s| !std::ptr::eq(*s, epoll));
+    }
     for (_, other) in fds::known(0, fds::MOST) {
         if let Entry::Stream(stream) = other
             && epoll.has(stream)
         {
             leave(epoll, &mut epoll.inside(), stream);
+            guests::pass_on(stream);
         }
     }
     *epoll.inside() = Inside::default();
+    epoll.guests.store(0, Ordering::Release);
     epoll.hidden.store(0, Ordering::Release);
     world::no_watch(set);
-    if let Ok(mut sets) = SETS.lock() {
-        sets.retain(|s| !std::ptr::eq(*s, epoll));
-    }
     if let Ok(mut spare) = SPARE.lock() {
         spare.push(epoll);
     }
@@ -235,6 +245,12 @@ impl Epoll {
     #[inline]
     fn has(&self, stream: &Stream) -> bool {
         stream.set() == Some(self.id)
+    }
+
+    /// Whether connections are in it that are at home in another set.
+    #[inline]
+    fn has_guests(&self) -> bool {
+        self.guests.load(Ordering::Acquire) > 0
     }
 
     /// Another number of it, when the one we know is closed.
@@ -334,7 +350,9 @@ impl Epoll {
         let data = tag() | (Hidden::Stream as u64) << 22 | u64::from(stream.index & 0x3f_ffff);
         let mut event = epoll_event { events: (EPOLLRDHUP | EPOLLIN | EPOLLET) as u32, u64: data };
         // SAFETY: a live event.
-        unsafe { kernel::epoll_ctl(self.fd(), op, stream.fd(), &mut event) }
+        let done = unsafe { kernel::epoll_ctl(self.fd(), op, stream.fd(), &mut event) };
+        // Another name of it has put it in.
+        if op == libc::EPOLL_CTL_ADD && done != 0 && errno() == libc::EEXIST { 0 } else { done }
     }
 
     /// A thread may sleep in this set while another has changed something.
@@ -481,200 +499,6 @@ pub fn closed(stream: &'static Stream) {
             }
         }
     }
-}
-
-/// `epoll_ctl`.
-///
-/// # Safety
-/// As of `epoll_ctl`.
-pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
-    // SAFETY: the caller's.
-    let direct = || unsafe { kernel::epoll_ctl(epoll.fd(), op, fd, event) };
-    if epoll.forgotten.load(Ordering::Relaxed) {
-        if let Some(Entry::Stream(stream)) = fds::get(fd) {
-            // In a set that is the parent's as well nothing can be hidden.
-            while !world::resolve(stream, true) {
-                world::pause(20_000);
-            }
-        }
-        return direct();
-    }
-    match fds::get(fd) {
-        Some(Entry::Listener(endpoint)) => {
-            // SAFETY: the caller's.
-            if let Some(done) = unsafe { world::ctl_lent(epoll, op, fd, event) } {
-                return done;
-            }
-            let done = direct();
-            if done == 0 {
-                // SAFETY: the kernel has just read it, unless it took the listener out.
-                unsafe { world::registered(epoll.id, op, fd, event) };
-            }
-            if done == 0 && op == libc::EPOLL_CTL_ADD {
-                world::open_rendezvous(*endpoint, epoll.id);
-            }
-            done
-        }
-        // SAFETY: the caller's.
-        Some(Entry::Stream(stream)) if stream.link().is_some() => unsafe { ctl_ours(epoll, op, fd, stream, event) },
-        Some(Entry::Stream(stream)) => {
-            // An offer may be taken by another thread just now.
-            let mut world = world::world();
-            match stream.state() {
-                state::CANDIDATE => {
-                    let done = direct();
-                    if done == 0 {
-                        let other = stream.set().is_some_and(|set| set != epoll.id);
-                        if other {
-                            stream.fixed.store(true, Ordering::Release);
-                        } else if op == libc::EPOLL_CTL_DEL {
-                            stream.put_into(None);
-                        } else {
-                            let inside = epoll.inside();
-                            // SAFETY: the kernel has just read it.
-                            let event = unsafe { event.read_unaligned() };
-                            let registration = registration(stream, &inside);
-                            (registration.events, registration.data) = (event.events, event.u64);
-                            (registration.wanted, registration.fd) = (true, fd);
-                            stream.put_into(Some(epoll.id));
-                            drop(inside);
-                            world::watched(&mut world, stream);
-                        }
-                    }
-                    done
-                }
-                state::PENDING | state::SETTLING | state::LINKED => {
-                    drop(world);
-                    // SAFETY: the caller's.
-                    unsafe { ctl_ours(epoll, op, fd, stream, event) }
-                }
-                _ => direct(),
-            }
-        }
-        Some(Entry::Set(inner)) => {
-            if let Some(inner) = numbered(*inner) {
-                inner.watched_itself();
-            }
-            direct()
-        }
-        _ => {
-            let done = direct();
-            if done == 0 && op != libc::EPOLL_CTL_MOD {
-                fds::set_in_set(fd, op == libc::EPOLL_CTL_ADD);
-            }
-            done
-        }
-    }
-}
-
-unsafe fn ctl_ours(
-    epoll: &'static Epoll,
-    op: c_int,
-    fd: RawFd,
-    stream: &'static Stream,
-    event: *mut epoll_event,
-) -> c_int {
-    if stream.set().is_some_and(|set| set != epoll.id) && !leave_other(epoll, stream, op) {
-        // In a second set it is watched for its end only; nobody is known to need more.
-        let done = epoll.watch_end(stream, op);
-        match op {
-            libc::EPOLL_CTL_ADD if done == 0 => _ = epoll.hidden.fetch_add(1, Ordering::AcqRel),
-            libc::EPOLL_CTL_DEL if done == 0 => _ = epoll.hidden.fetch_sub(1, Ordering::AcqRel),
-            _ => {}
-        }
-        return done;
-    }
-    let new = stream.set().is_none();
-    let mut inside = epoll.inside();
-    let entry = registration(stream, &inside);
-    // What is used in a handler knows the first name only.
-    if !new && entry.fd != fd && matches!(inside, Locked::StandIn(_)) {
-        return refuse(libc::EAGAIN);
-    }
-    let first_is_another =
-        entry.wanted && entry.fd != fd && fds::stream(entry.fd).is_some_and(|s| std::ptr::eq(s, stream));
-    if !new && (first_is_another || inside.seconds.has_name(stream.index, fd)) {
-        // SAFETY: not null, and the caller has a readable event behind it.
-        let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
-        if let Err(errno) = inside.seconds.change(op, stream.index, fd, event) {
-            return refuse(errno);
-        }
-        queue(&mut inside, stream);
-        drop(inside);
-        epoll.wake();
-        return 0;
-    }
-    match op {
-        libc::EPOLL_CTL_ADD if !new && entry.wanted && entry.fd == fd => return refuse(libc::EEXIST),
-        libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if new || !entry.wanted => return refuse(libc::ENOENT),
-        libc::EPOLL_CTL_DEL => {
-            entry.wanted = false;
-            return 0;
-        }
-        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_null() => return refuse(libc::EFAULT),
-        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {}
-        _ => return refuse(libc::EINVAL),
-    }
-    if new {
-        let done = epoll.watch_end(stream, libc::EPOLL_CTL_ADD);
-        if done != 0 {
-            return done;
-        }
-        epoll.hidden.fetch_add(1, Ordering::AcqRel);
-        stream.put_into(Some(epoll.id));
-        if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
-            name_waiter(epoll, place, link);
-            if inside.lacks(place) {
-                inside.places.push(place);
-            }
-        } else {
-            // A handler that uses the connection would wait for this thread.
-            let _quiet = Quiet::begin();
-            if let (Ok(offers), Some(waiter)) = (stream.offers.lock(), epoll.waiter()) {
-                for offer in offers.iter() {
-                    if world::introduce(offer.place, waiter)
-                        && let Some(slot) = offer.place.pair().slot(offer.slot)
-                    {
-                        slot.set_waiter(offer.place.pair().side, waiter.number);
-                    }
-                    if inside.lacks(offer.place) {
-                        inside.places.push(offer.place);
-                    }
-                }
-            }
-            inside.pending.push(stream);
-        }
-    }
-    // SAFETY: not null, and the caller has a readable event behind it.
-    let event = unsafe { event.read_unaligned() };
-    let entry = registration(stream, &inside);
-    (entry.wanted, entry.fd, entry.events, entry.data, entry.spent) = (true, fd, event.events, event.u64, false);
-    queue(&mut inside, stream);
-    drop(inside);
-    if (new || op == libc::EPOLL_CTL_ADD) && stream.link().is_some() {
-        settle_in(stream);
-    }
-    epoll.wake();
-    0
-}
-
-/// A stream the program took out of one set and puts into another goes there.
-fn leave_other(epoll: &'static Epoll, stream: &'static Stream, op: c_int) -> bool {
-    let Some(other) = of(stream).filter(|other| other.id != epoll.id && op == libc::EPOLL_CTL_ADD) else {
-        return false;
-    };
-    let mut inside = other.inside();
-    if registration(stream, &inside).wanted || inside.seconds.has(stream.index) {
-        return false;
-    }
-    other.watch_end(stream, libc::EPOLL_CTL_DEL);
-    leave(other, &mut inside, stream);
-    true
-}
-
-fn refuse(errno: c_int) -> c_int {
-    set_errno(errno);
-    -1
 }
 
 /// What is to be said of a connection, of all that epoll and poll can say.

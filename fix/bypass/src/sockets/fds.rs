@@ -149,6 +149,8 @@ pub struct Stream {
     pub fixed: AtomicBool,
     /// A stack has the TCP connection: what the kernel says of it is the stack's business, who reads it first.
     pub of_stack: AtomicBool,
+    /// It is, or was, in several epoll sets at once.
+    in_several: AtomicBool,
     /// Monotonic nanoseconds until which an offer is waited for before it is looked at again.
     pub deadline: AtomicU64,
     /// When it is given up.
@@ -196,6 +198,16 @@ impl Stream {
 
     pub fn put_into(&self, set: Option<SetId>) {
         self.set.store(set.map_or(0, |set| set.0.get()), Ordering::Release);
+    }
+
+    /// Whether it may be in more sets than that.
+    #[inline]
+    pub fn is_in_several(&self) -> bool {
+        self.in_several.load(Ordering::Acquire)
+    }
+
+    pub fn put_into_several(&self) {
+        self.in_several.store(true, Ordering::Release);
     }
 
     /// The pair of processes its bytes go between.
@@ -503,6 +515,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
                 told: AtomicU32::new(0),
                 fixed: AtomicBool::new(false),
                 of_stack: AtomicBool::new(false),
+                in_several: AtomicBool::new(false),
                 deadline: AtomicU64::new(0),
                 gives_up: AtomicU64::new(0),
                 asked_at: AtomicU64::new(0),
@@ -523,6 +536,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
     stream.names.store(1, Ordering::Relaxed);
     stream.fixed.store(false, Ordering::Relaxed);
     stream.of_stack.store(false, Ordering::Relaxed);
+    stream.in_several.store(false, Ordering::Relaxed);
     stream.put_into(None);
     stream.place.store(std::ptr::null_mut(), Ordering::Release);
     // SAFETY: it has rested: nobody looks at it.

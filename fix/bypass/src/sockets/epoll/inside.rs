@@ -12,7 +12,7 @@ use crate::sockets::world;
 use crate::stamp;
 use libc::EPOLLET;
 
-use super::{Epoll, Inside, readiness, registration};
+use super::{Epoll, Inside, guests, readiness, registration};
 
 impl Inside {
     /// Connections with news go to the others that may have something, in the order in which the news came.
@@ -38,6 +38,9 @@ impl Inside {
         let Some(stream) = place.stream(slot).filter(|s| set.has(s)) else {
             return false;
         };
+        if stream.is_in_several() {
+            guests::ring_hosts(set);
+        }
         let registration = registration(stream, self);
         // As long as the program has not seen the last news, it waits from then.
         if registration.seen {
@@ -109,8 +112,9 @@ impl Epoll {
             Ok(mut guard) => {
                 self.stale.store(false, Ordering::Relaxed);
                 // Known nowhere else.
-                let (seconds, ordered_at) = (std::mem::take(&mut guard.seconds), guard.ordered_at);
-                *guard = self.made_again(seconds, ordered_at);
+                let (seconds, guests) = (std::mem::take(&mut guard.seconds), std::mem::take(&mut guard.guests));
+                let ordered_at = guard.ordered_at;
+                *guard = Inside { guests, ..self.made_again(seconds, ordered_at) };
                 Locked::Held(guard)
             }
             Err(_) => self.stand_in(),

@@ -6,7 +6,7 @@ use crate::local::{Waiter, processor};
 use crate::sockets::{self, fds, kernel, now_ns, streams, world};
 use libc::{EPOLLET, EPOLLONESHOT, c_int, epoll_event, sigset_t};
 
-use super::{Epoll, Inside, asleep, queue, readiness, tag};
+use super::{Epoll, Inside, asleep, guests, queue, readiness, tag};
 
 /// How often the kernel is looked at while there is always something to do here.
 const LOOK_NS: u64 = 20_000;
@@ -26,8 +26,8 @@ impl Epoll {
         }
         let inside = &mut *inside;
         inside.take_news(self, waiter);
-        let Inside { ready, seconds, .. } = inside;
-        let mut n = 0;
+        let Inside { ready, seconds, guests, .. } = inside;
+        let mut n = if self.has_guests() { self.tell_of_guests(guests, room) } else { 0 };
         for _ in 0..ready.len() {
             if n == room.len() {
                 break;
@@ -69,7 +69,9 @@ impl Epoll {
     #[inline]
     pub(super) fn news(&self, waiter: &Waiter) -> bool {
         let inside = self.inside();
-        !inside.ready.is_empty() || inside.places.iter().any(|p| p.pair().news(waiter.number))
+        !inside.ready.is_empty()
+            || inside.places.iter().any(|p| p.pair().news(waiter.number))
+            || self.has_guests() && inside.guests.has_news()
     }
 
     #[inline]
@@ -344,7 +346,8 @@ impl Wait<'_> {
         let place = asleep::enter(epoll, frame);
         waiter.word().sleeps();
         let n = if !epoll.news(waiter) {
-            let first = [self.until, epoll.deadline(), fds::settle_at()].into_iter().flatten().min();
+            let look = epoll.has_guests().then(|| now + guests::SLEEP_NS);
+            let first = [self.until, epoll.deadline(), fds::settle_at(), look].into_iter().flatten().min();
             let left = first.map(|f| f.saturating_sub(now_ns()));
             // SAFETY: the caller's.
             let n = unsafe { epoll.ask_kernel(self.room, milliseconds(left), self.mask) };
