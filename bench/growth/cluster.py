@@ -1,13 +1,15 @@
 """A cluster of any size that answers what clients ask about it: stand-ins for nodes, since a thousand real ones do not
 fit on one machine (their bus alone has a million connections). What they say is what Valkey 8 says; they hold no keys.
 
-Usage: cluster.py MASTERS RANGES   (addresses 127.1.0.1 to 127.1.255.255, port 7000; says "ready" when all listen)
+Usage: cluster.py MASTERS RANGES [old]   (addresses 127.1.0.1 to 127.1.255.255, port 7000; says "ready" when all listen;
+old: without RESP3 and sharded subscriptions, as Redis 5.0)
 """
 import asyncio
 import sys
 
 PORT = 7000
 SLOTS = 16384
+OLD = sys.argv[3:] == ["old"]
 
 
 def address(number):
@@ -49,12 +51,13 @@ class Cluster:
         mine = self.lines[myself].replace("FLAGS", "myself,master")
         return bulk("".join(self.plain[:myself]) + mine + "".join(self.plain[myself + 1 :]))
 
-    def info(self):
+    def info(self, myself):
         masters = len(self.owned)
         return bulk(
             "cluster_enabled:1\r\ncluster_state:ok\r\ncluster_slots_assigned:16384\r\ncluster_slots_ok:16384\r\n"
             "cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\n"
             f"cluster_known_nodes:{masters}\r\ncluster_size:{masters}\r\ncluster_current_epoch:{masters}\r\n"
+            f"cluster_my_epoch:{myself + 1}\r\n"
         )
 
 
@@ -66,6 +69,11 @@ def bulk(text):
 INFO = bulk(
     "# Server\r\nredis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1\r\nredis_mode:cluster\r\nprocess_id:0\r\n"
     "# Replication\r\nrole:master\r\nconnected_slaves:0\r\nmaster_repl_offset:0\r\n# Cluster\r\ncluster_enabled:1\r\n"
+)
+
+HELLO = (
+    b"%7\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n$7\r\nversion\r\n$5\r\n8.0.1\r\n$5\r\nproto\r\n:3\r\n$2\r\nid\r\n:7\r\n"
+    b"$4\r\nmode\r\n$7\r\ncluster\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$7\r\nmodules\r\n*0\r\n"
 )
 
 
@@ -80,11 +88,15 @@ def answer(cluster, myself, words):
         return {
             b"NODES": lambda: cluster.nodes(myself),
             b"SLOTS": lambda: cluster.slots,
-            b"INFO": cluster.info,
+            b"INFO": lambda: cluster.info(myself),
             b"MYID": lambda: bulk(node_id(myself)),
         }.get(below, lambda: b"-ERR unknown subcommand\r\n")()
     if name == b"CLIENT" and below == b"ID":
         return b":7\r\n"
+    if name == b"HELLO" and below == b"3" and not OLD:
+        return HELLO
+    if name == b"SSUBSCRIBE" and not OLD:
+        return b">3\r\n$10\r\nssubscribe\r\n$%d\r\n%s\r\n:1\r\n" % (len(words[1]), words[1])
     if name in (b"CLIENT", b"READONLY", b"ASKING", b"AUTH", b"SELECT"):
         return b"+OK\r\n"
     if name == b"ROLE":

@@ -1,6 +1,6 @@
 """What a gateway and a watcher cost while nobody asks for anything: CPU of 20 s, after 15 s to settle, and memory.
 
-Usage: idle.py UNSLOW MASTERS RANGES CLIENTS   (prints one row of a table)
+Usage: idle.py UNSLOW MASTERS RANGES CLIENTS [old]   (prints one row of a table; old: servers of cluster.py's old kind)
 """
 import os
 import pathlib
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-unslow, masters, ranges, clients = sys.argv[1], *map(int, sys.argv[2:])
+unslow, masters, ranges, clients = sys.argv[1], *map(int, sys.argv[2:5])
 GATEWAY = 7999
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 started = []
@@ -49,7 +49,7 @@ def asked():
 
 try:
     script = str(pathlib.Path(__file__).with_name("cluster.py"))
-    stand_in = start(sys.executable, script, str(masters), str(ranges), stdout=subprocess.PIPE)
+    stand_in = start(sys.executable, script, str(masters), str(ranges), *sys.argv[5:], stdout=subprocess.PIPE)
     if stand_in.stdout.readline() != "ready\n":
         sys.exit("the stand-ins do not listen: is port 7000 taken?")
     url = "redis://127.1.0.1:7000"

@@ -126,6 +126,7 @@ pub struct Link {
     /// Whether slots of its shard may have no subscription yet.
     pub subscribe_due: bool,
     pub nodes_denied: bool,
+    /// What it said last in CLUSTER INFO; empty before it did.
     pub epochs: String,
     pub pinged_at: u64,
     /// Said once that something is denied here.

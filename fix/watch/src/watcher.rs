@@ -108,6 +108,8 @@ pub struct Watcher {
     turn: usize,
     poll_at: u64,
     epochs_at: u64,
+    /// What CLUSTER INFO said last of the cluster as a whole.
+    epochs: String,
     fresh_at: u64,
     /// No rebuild before this time, and the first sign of a change that waits for one.
     rebuild_at: u64,
@@ -150,6 +152,7 @@ impl Watcher {
             turn: 0,
             poll_at: 0,
             epochs_at: 0,
+            epochs: String::new(),
             fresh_at: 0,
             rebuild_at: 0,
             rebuild_due: None,

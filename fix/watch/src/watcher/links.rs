@@ -244,11 +244,16 @@ impl Watcher {
         self.links[at].nodes_due = now + (now.saturating_sub(sent) * SHARE / 2).min(1000 * MS);
     }
 
-    /// Of CLUSTER INFO everything that changes with the topology and with nothing else; message counts do not.
-    fn epochs_told(&mut self, io: &mut Io, at: usize, text: &str, now: u64) {
-        let told = text.lines().filter(|l| l.starts_with("cluster_") && !l.starts_with("cluster_stats"));
-        let epochs: String = told.collect();
-        if std::mem::replace(&mut self.links[at].epochs, epochs.clone()) != epochs {
+    /// Of CLUSTER INFO everything that changes with the topology and with nothing else; message counts do not. What a
+    /// node says for the first time is news if it is not what the last one said of the cluster.
+    pub(super) fn epochs_told(&mut self, io: &mut Io, at: usize, text: &str, now: u64) {
+        let told = || text.lines().filter(|l| l.starts_with("cluster_") && !l.starts_with("cluster_stats"));
+        let of_all: String = told().filter(|l| !l.starts_with("cluster_my_epoch")).collect();
+        let own: String = told().collect();
+        let link = &mut self.links[at];
+        let changed = if link.epochs.is_empty() { of_all != self.epochs } else { own != link.epochs };
+        (link.epochs, self.epochs) = (own, of_all);
+        if changed {
             self.sign.get_or_insert((now, Sign::Poll));
             self.want_nodes(io, at);
         }

@@ -189,6 +189,10 @@ impl Watcher {
 
     /// The next node in turn is asked for its view, replicas first: they are to be promoted, and have the least to do.
     pub(super) fn poll(&mut self, io: &mut Io, now: u64, busy: bool) {
+        let epochs_are_due = !busy && now >= self.epochs_at + EPOCHS;
+        if now < self.poll_at && !epochs_are_due {
+            return;
+        }
         let mut order: Vec<usize> =
             (0..self.links.len()).filter(|&i| self.links[i].kind == Kind::Node && self.links[i].ready).collect();
         order.retain(|&i| !self.links[i].suspected);
@@ -212,7 +216,7 @@ impl Watcher {
                 self.want_nodes(io, order[self.turn % order.len()]);
             }
         }
-        if !busy && now >= self.epochs_at + EPOCHS {
+        if epochs_are_due {
             self.epochs_at = now;
             order.retain(|&i| !self.links[i].pushes);
             if !order.is_empty() {

@@ -49,6 +49,7 @@ pub(super) fn watcher(kind: DeploymentKind) -> (Watcher, Receiver<News>) {
         turn: 0,
         poll_at: 0,
         epochs_at: 0,
+        epochs: String::new(),
         fresh_at: 0,
         rebuild_at: 0,
         rebuild_due: None,
@@ -398,6 +399,27 @@ fn one_in_ten_of_what_a_node_is_asked_is_its_role() {
     }
     // Three seconds: a question every 100 ms.
     assert_eq!((pings + roles.len(), roles.len()), (30, 3), "{roles:?}");
+}
+
+#[test]
+fn a_view_is_asked_for_when_epochs_change_and_not_because_a_node_speaks_of_them_for_the_first_time() {
+    let mut reactor = Reactor::new().unwrap();
+    let (mut watcher, _news) = watcher(DeploymentKind::Cluster);
+    watcher.links = [A, B, C].map(|address| link(address, Kind::Node)).into();
+    let mut told = |at: usize, current: u64, own: u64| {
+        let text = format!(
+            "cluster_state:ok\r\ncluster_current_epoch:{current}\r\ncluster_my_epoch:{own}\r\n\
+             cluster_stats_messages_sent:{at}\r\n"
+        );
+        watcher.links[at].connection = connection(&mut reactor);
+        watcher.epochs_told(reactor.io(), at, &text, NOW);
+        watcher.links[at].asks.drain(..).any(|a| matches!(a, Ask::Nodes(_)))
+    };
+    assert!(told(0, 3, 1), "nobody has spoken before");
+    assert!(!told(1, 3, 2), "the same cluster");
+    assert!(!told(0, 3, 1) && told(0, 3, 4), "its own epoch");
+    assert!(told(2, 5, 5), "it knows more than the others");
+    assert!(told(1, 5, 2) && !told(1, 5, 2), "now they know as well");
 }
 
 #[test]
