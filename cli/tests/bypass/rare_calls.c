@@ -344,12 +344,38 @@ static void two_sets(int s) {
     CHECK(told_in(a, -1) == 1);
     expect(s, PONG);
 
+    // A thread that sleeps in an empty set already.
+    b = epoll_create1(0);
+    CHECK(pthread_create(&thread, NULL, waits, &b) == 0);
+    usleep(50000);
+    change_in(b, EPOLL_CTL_ADD, s, EPOLLIN, 9);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(pthread_join(thread, NULL) == 0);
+    expect(s, PONG);
+
+    // Another name in the second set, which stays when the connection is taken out of the first.
+    change_in(b, EPOLL_CTL_MOD, s, EPOLLIN, 2);
+    change_in(b, EPOLL_CTL_ADD, other, EPOLLIN, 1);
+    change_in(a, EPOLL_CTL_DEL, s, 0, 0);
+    CHECK(write(s, PING, 6) == 6);
+    while (told_in(b, -1) != 3) {}
+    expect(s, PONG);
+    change_in(b, EPOLL_CTL_DEL, s, 0, 0);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(told_in(b, -1) == 1);
+    expect(s, PONG);
+    close(b);
+    change_in(a, EPOLL_CTL_ADD, s, EPOLLIN, 1);
+
     // The end is told in both, when the first is closed too.
     b = epoll_create1(0);
     int c = epoll_create1(0);
     change_in(b, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLRDHUP, 2);
     change_in(c, EPOLL_CTL_ADD, other, EPOLLIN | EPOLLET, 1);
     close(a);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(told_in(b, -1) == 2 && told_in(c, -1) == 1 && told_in(c, 0) == 0);
+    expect(s, PONG);
     quit(s);
     while (told_in(b, -1) != 2 || recv(s, large, 1, MSG_PEEK) != 0) {}
     CHECK(told_in(c, -1) == 1);
@@ -359,15 +385,36 @@ static void two_sets(int s) {
     close(b), close(c);
 }
 
+// Edges of a second set tell of the end of what the other side says, whatever they were asked for.
+static void no_more_to_read(int s) {
+    int a = epoll_create1(0), b = epoll_create1(0);
+    change_in(a, EPOLL_CTL_ADD, s, EPOLLIN, 1);
+    change_in(b, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLET, 2);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(told_in(b, -1) == 2);
+    expect(s, PONG);
+    CHECK(told_in(b, 50) == 0);
+    CHECK(shutdown(s, SHUT_RD) == 0);
+    CHECK(told_in(b, -1) == 2 && told_in(b, 50) == 0);
+    close(s), close(a), close(b);
+}
+
+static int connected(struct sockaddr_in *to) {
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(s, (struct sockaddr *)to, sizeof *to) == 0);
+    return s;
+}
+
 static void sets(void) {
     struct sockaddr_in to;
     socklen_t size = sizeof to;
     CHECK(getpeername(s, (struct sockaddr *)&to, &size) == 0);
     two_sets(s);
     // One that has said nothing yet when it comes into both.
-    s = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(connect(s, (struct sockaddr *)&to, size) == 0);
-    two_sets(s);
+    two_sets(connected(&to));
+    s = connected(&to);
+    ping();
+    no_more_to_read(s);
 }
 
 // The doorbell of what was written waits for the end of the turn, and is not the child's to ring.
@@ -415,8 +462,7 @@ static void stack(void) {
 int main(int count, char **words) {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(atoi(words[1]))};
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    s = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(connect(s, (struct sockaddr *)&to, sizeof to) == 0);
+    s = connected(&to);
     ping();
     puts("good");
     fflush(stdout);

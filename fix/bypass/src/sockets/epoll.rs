@@ -217,7 +217,11 @@ pub fn ended(set: SetId) {
     epoll.guests.store(0, Ordering::Release);
     epoll.hidden.store(0, Ordering::Release);
     world::no_watch(set);
-    if let Ok(mut spare) = SPARE.lock() {
+    // One whose lock was left by longjmp would know nothing of what comes into it.
+    let is_well = epoll.inside.lock().is_ok();
+    if let Ok(mut spare) = SPARE.lock()
+        && is_well
+    {
         spare.push(epoll);
     }
 }
@@ -353,6 +357,14 @@ impl Epoll {
         let done = unsafe { kernel::epoll_ctl(self.fd(), op, stream.fd(), &mut event) };
         // Another name of it has put it in.
         if op == libc::EPOLL_CTL_ADD && done != 0 && errno() == libc::EEXIST { 0 } else { done }
+    }
+
+    /// It is a connection's home no more. The kernel's entry stays for guests of the same connection.
+    fn give_up(&self, inside: &mut Inside, stream: &'static Stream) {
+        if !inside.guests.has(stream) {
+            self.watch_end(stream, libc::EPOLL_CTL_DEL);
+        }
+        leave(self, inside, stream);
     }
 
     /// A thread may sleep in this set while another has changed something.

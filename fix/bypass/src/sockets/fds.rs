@@ -151,6 +151,8 @@ pub struct Stream {
     pub of_stack: AtomicBool,
     /// It is, or was, in several epoll sets at once.
     in_several: AtomicBool,
+    /// Which connection of this process it is.
+    serial: AtomicU64,
     /// Monotonic nanoseconds until which an offer is waited for before it is looked at again.
     pub deadline: AtomicU64,
     /// When it is given up.
@@ -198,6 +200,16 @@ impl Stream {
 
     pub fn put_into(&self, set: Option<SetId>) {
         self.set.store(set.map_or(0, |set| set.0.get()), Ordering::Release);
+    }
+
+    /// Puts it into a set if it is in none.
+    pub fn claim(&self, set: SetId) -> bool {
+        self.set.compare_exchange(0, set.0.get(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Which connection of this process it is: entries are used again.
+    pub fn serial(&self) -> u64 {
+        self.serial.load(Ordering::Relaxed)
     }
 
     /// Whether it may be in more sets than that.
@@ -495,6 +507,9 @@ pub fn entry_at(index: u32) -> Option<&'static Entry> {
     STOCK.lock().ok()?.all.get(index as usize).copied()
 }
 
+/// Connections so far.
+static LAST_SERIAL: AtomicU64 = AtomicU64::new(0);
+
 /// A new stream; [`put`] makes it known by its descriptor.
 pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static Stream, &'static Entry)> {
     if fd < 0 || fd as usize >= MOST {
@@ -516,6 +531,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
                 fixed: AtomicBool::new(false),
                 of_stack: AtomicBool::new(false),
                 in_several: AtomicBool::new(false),
+                serial: AtomicU64::new(0),
                 deadline: AtomicU64::new(0),
                 gives_up: AtomicU64::new(0),
                 asked_at: AtomicU64::new(0),
@@ -537,6 +553,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
     stream.fixed.store(false, Ordering::Relaxed);
     stream.of_stack.store(false, Ordering::Relaxed);
     stream.in_several.store(false, Ordering::Relaxed);
+    stream.serial.store(LAST_SERIAL.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
     stream.put_into(None);
     stream.place.store(std::ptr::null_mut(), Ordering::Release);
     // SAFETY: it has rested: nobody looks at it.

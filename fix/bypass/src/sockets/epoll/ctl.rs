@@ -9,7 +9,7 @@ use crate::sockets::{kernel, set_errno, world};
 use libc::{c_int, epoll_event};
 
 use super::inside::Locked;
-use super::{Epoll, guests, leave, name_waiter, numbered, of, queue, registration, settle_in};
+use super::{Epoll, guests, name_waiter, numbered, of, queue, registration, settle_in};
 
 /// `epoll_ctl`.
 ///
@@ -111,8 +111,15 @@ pub(super) unsafe fn ctl_ours(
         // SAFETY: the caller's.
         return unsafe { guests::ctl(epoll, op, fd, stream, event) };
     }
-    let new = stream.set().is_none();
     let mut inside = epoll.inside();
+    // Another thread may put it into another set at the same time.
+    let new = op == libc::EPOLL_CTL_ADD && !event.is_null() && stream.claim(epoll.id);
+    if !new && !epoll.has(stream) {
+        let Some(_) = stream.set() else { return refuse(if event.is_null() { libc::EFAULT } else { libc::ENOENT }) };
+        drop(inside);
+        // SAFETY: the caller's.
+        return unsafe { guests::ctl(epoll, op, fd, stream, event) };
+    }
     let entry = registration(stream, &inside);
     // What is used in a handler knows the first name only.
     if !new && entry.fd != fd && matches!(inside, Locked::StandIn(_)) {
@@ -134,7 +141,7 @@ pub(super) unsafe fn ctl_ours(
     }
     match op {
         libc::EPOLL_CTL_ADD if !new && entry.wanted && entry.fd == fd => return refuse(libc::EEXIST),
-        libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if new || !entry.wanted => return refuse(libc::ENOENT),
+        libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if !entry.wanted => return refuse(libc::ENOENT),
         libc::EPOLL_CTL_DEL => {
             entry.wanted = false;
             drop(inside);
@@ -148,10 +155,10 @@ pub(super) unsafe fn ctl_ours(
     if new {
         let done = epoll.watch_end(stream, libc::EPOLL_CTL_ADD);
         if done != 0 {
+            stream.put_into(None);
             return done;
         }
         epoll.hidden.fetch_add(1, Ordering::AcqRel);
-        stream.put_into(Some(epoll.id));
         if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
             name_waiter(epoll, place, link);
             if inside.lacks(place) {
@@ -197,8 +204,7 @@ fn leave_other(epoll: &'static Epoll, stream: &'static Stream, op: c_int) -> boo
     if registration(stream, &inside).wanted || inside.seconds.has(stream.index) {
         return false;
     }
-    other.watch_end(stream, libc::EPOLL_CTL_DEL);
-    leave(other, &mut inside, stream);
+    other.give_up(&mut inside, stream);
     true
 }
 

@@ -2,18 +2,19 @@
 //! guest: they look at it themselves in each of their turns, are rung when its home sees news, and sleep for a
 //! millisecond at most, since nobody knows when the home will look.
 
+use std::num::NonZeroU32;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::link::Link;
-use crate::sockets::fds::Stream;
+use crate::sockets::fds::{Registration, SetId, Stream};
 use crate::sockets::{kernel, world};
-use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT, c_int, epoll_event};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLONESHOT, EPOLLRDHUP};
+use libc::{c_int, epoll_event};
 
-use super::ctl::{ctl_ours, refuse};
+use super::ctl::refuse;
 use super::inside::Locked;
-use super::{Epoll, SETS, numbered, readiness, registration};
+use super::{Epoll, Inside, LAST, numbered, of, queue, readiness, registration, settle_in};
 
 /// How long a set with guests sleeps at most.
 pub(super) const SLEEP_NS: u64 = 1_000_000;
@@ -28,8 +29,8 @@ struct Seen {
 
 struct Guest {
     stream: &'static Stream,
-    /// Which connection of the stream's it is: a closed one's entry is used again.
-    of: Identity,
+    /// The stream's number then: a closed one's entry is used again, for another connection.
+    serial: u64,
     fd: RawFd,
     events: u32,
     data: u64,
@@ -39,29 +40,15 @@ struct Guest {
     told: Seen,
 }
 
-/// Of a connection, as long as this process runs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Identity {
-    pair: usize,
-    number: u32,
-    generation: u32,
-}
-
-impl Identity {
-    fn of(link: &Link) -> Identity {
-        Identity { pair: Arc::as_ptr(&link.pair).addr(), number: link.number, generation: link.generation }
-    }
-}
-
 impl Guest {
-    fn new(stream: &'static Stream, link: &Link, fd: RawFd, event: epoll_event) -> Guest {
-        let (events, data) = (event.events, event.u64);
-        Guest { stream, of: Identity::of(link), fd, events, data, spent: false, told: Seen::default() }
+    fn new(stream: &'static Stream, fd: RawFd, event: epoll_event) -> Guest {
+        let (serial, events, data) = (stream.serial(), event.events, event.u64);
+        Guest { stream, serial, fd, events, data, spent: false, told: Seen::default() }
     }
 
     /// `None` when the connection is closed.
     fn link(&self) -> Option<&'static Link> {
-        self.stream.link().filter(|link| Identity::of(link) == self.of)
+        self.stream.link().filter(|_| self.stream.serial() == self.serial)
     }
 
     /// What the program would be told now, and what that is seen by.
@@ -69,10 +56,13 @@ impl Guest {
         if self.spent {
             return (0, self.told);
         }
-        let now = Seen { events: readiness(link, self.events), moved: link.moved() };
+        // The end of what the other side says is an edge, whether or not the program has a name for it.
+        let events = readiness(link, self.events | EPOLLRDHUP as u32);
+        let now = Seen { events, moved: link.moved() };
         let edges = self.events & EPOLLET as u32 != 0;
         let new = !edges || now.moved != self.told.moved || now.events & !self.told.events != 0;
-        (if new { now.events } else { 0 }, now)
+        let wanted = self.events | (EPOLLERR | EPOLLHUP) as u32;
+        (if new { events & wanted } else { 0 }, now)
     }
 }
 
@@ -91,7 +81,8 @@ impl Guests {
         self.all.iter().position(|g| g.fd == fd && std::ptr::eq(g.stream, stream) && g.link().is_some())
     }
 
-    fn has(&self, stream: &Stream) -> bool {
+    /// Whether a connection is one, under any name.
+    pub fn has(&self, stream: &Stream) -> bool {
         self.all.iter().any(|g| std::ptr::eq(g.stream, stream) && g.link().is_some())
     }
 
@@ -100,12 +91,11 @@ impl Guests {
         self.all.iter().any(|g| g.link().is_none_or(|link| g.look(link).0 != 0))
     }
 
-    /// Events into `room`: how many. Those whose connection is closed are dropped.
+    /// Events into `room`: how many.
     pub fn tell(&mut self, room: &mut [epoll_event]) -> usize {
         if std::mem::take(&mut self.resting) {
             return 0;
         }
-        self.all.retain(|g| g.link().is_some());
         let (mut n, count) = (0, self.all.len());
         let first = if self.turn < count { self.turn } else { 0 };
         for i in (first..count).chain(0..first) {
@@ -132,25 +122,47 @@ impl Guests {
 impl Epoll {
     /// Guests' events into `room`; how many.
     pub(super) fn tell_of_guests(&self, guests: &mut Guests, room: &mut [epoll_event]) -> usize {
+        self.drop_closed(guests);
+        guests.tell(room)
+    }
+
+    fn drop_closed(&self, guests: &mut Guests) {
         let before = guests.all.len();
-        let n = guests.tell(room);
+        guests.all.retain(|g| g.link().is_some());
         self.gone(before - guests.all.len());
-        n
     }
 
+    /// A handler may have closed the set meanwhile, which counts none from then on.
     fn gone(&self, guests: usize) {
-        self.guests.fetch_sub(guests as u32, Ordering::AcqRel);
-        self.hidden.fetch_sub(guests as u32, Ordering::AcqRel);
+        for count in [&self.guests, &self.hidden] {
+            let less = |n: u32| Some(n.saturating_sub(guests as u32));
+            let _ = count.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+        }
     }
 
-    /// A guest is taken out, with the kernel's entry that told of the connection's end.
-    fn take_guest(&self, guests: &mut Guests, at: usize) -> Guest {
+    /// A guest is taken out, with the kernel's entry that told of the connection's end unless somebody else needs it.
+    fn take_out(&self, guests: &mut Guests, at: usize) {
         let guest = guests.all.swap_remove(at);
-        if !guests.has(guest.stream) {
+        if !guests.has(guest.stream) && !self.has(guest.stream) {
             self.watch_end(guest.stream, EPOLL_CTL_DEL);
         }
         self.gone(1);
-        guest
+    }
+
+    /// A guest whose connection is at home nowhere is at home here from now on. The kernel's entry stays, and counts as
+    /// the home's. False if it came into another set just now.
+    fn settle_guest(&self, inside: &mut Inside, at: usize, wanted: epoll_event) -> bool {
+        let stream = inside.guests.all[at].stream;
+        if !stream.claim(self.id) {
+            return false;
+        }
+        let guest = inside.guests.all.swap_remove(at);
+        let less = |n: u32| Some(n.saturating_sub(1));
+        let _ = self.guests.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+        *registration(stream, inside) =
+            Registration { wanted: true, fd: guest.fd, events: wanted.events, data: wanted.u64, ..Registration::NONE };
+        queue(inside, stream);
+        true
     }
 }
 
@@ -178,92 +190,95 @@ pub(super) unsafe fn ctl(
         }
         world::pause(20_000);
     }
-    let Some(link) = stream.link() else { return refuse(libc::EBADF) };
-    // Asked without the lock of this set: two sets can have guests of each other.
-    let homeless = op == EPOLL_CTL_MOD && is_homeless(stream);
+    // Without a waiter nobody could be woken for it. The lock of its home is not taken under that of this set: two sets
+    // can have guests of each other.
+    if op == EPOLL_CTL_ADD && epoll.waiter().is_none() {
+        return refuse(libc::ENOSPC);
+    }
+    if op == EPOLL_CTL_MOD {
+        leave_home(stream);
+    }
+    // SAFETY: not null, and the caller has a readable event behind it.
+    let wanted = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
     let mut inside = epoll.inside();
     if matches!(inside, Locked::StandIn(_)) {
         return refuse(libc::EAGAIN);
     }
-    let guests = &mut inside.guests;
-    let at = guests.find(stream, fd);
-    // SAFETY: not null, and the caller has a readable event behind it.
-    let wanted = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
-    match (op, at, wanted) {
-        (EPOLL_CTL_DEL, Some(at), _) => _ = epoll.take_guest(guests, at),
+    epoll.drop_closed(&mut inside.guests);
+    let mut settled = false;
+    match (op, inside.guests.find(stream, fd), wanted) {
+        (EPOLL_CTL_DEL, Some(at), _) => epoll.take_out(&mut inside.guests, at),
         (EPOLL_CTL_ADD, Some(_), Some(_)) => return refuse(libc::EEXIST),
-        (EPOLL_CTL_MOD, Some(at), Some(_)) if homeless => {
-            epoll.take_guest(guests, at);
-            drop(inside);
-            // SAFETY: the caller's.
-            return unsafe { ctl_ours(epoll, EPOLL_CTL_ADD, fd, stream, event) };
-        }
         (EPOLL_CTL_MOD, Some(at), Some(wanted)) => {
-            guests.all[at] = Guest::new(stream, link, fd, wanted);
-            drop(inside);
-            epoll.wake();
+            settled = epoll.settle_guest(&mut inside, at, wanted);
+            if !settled {
+                inside.guests.all[at] = Guest::new(stream, fd, wanted);
+            }
         }
         (EPOLL_CTL_ADD, None, Some(wanted)) => {
-            if !guests.has(stream) {
-                let done = epoll.watch_end(stream, op);
-                if done != 0 {
-                    return done;
-                }
+            let done = epoll.watch_end(stream, op);
+            if done != 0 {
+                return done;
             }
-            guests.all.push(Guest::new(stream, link, fd, wanted));
+            inside.guests.all.push(Guest::new(stream, fd, wanted));
             stream.put_into_several();
             epoll.guests.fetch_add(1, Ordering::AcqRel);
             epoll.hidden.fetch_add(1, Ordering::AcqRel);
-            drop(inside);
-            epoll.wake();
         }
         (EPOLL_CTL_DEL | EPOLL_CTL_MOD, None, _) => return refuse(libc::ENOENT),
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD, _, None) => return refuse(libc::EFAULT),
         _ => return refuse(libc::EINVAL),
     }
+    drop(inside);
+    if settled {
+        settle_in(stream);
+    } else if op != EPOLL_CTL_DEL {
+        epoll.wake();
+    }
     0
 }
 
-/// No set is told of its news, or only one that the program took it out of.
-fn is_homeless(stream: &Stream) -> bool {
-    let Some(home) = stream.set().and_then(numbered) else { return true };
-    // A signal handler cannot know.
-    home.inside.lock().is_ok_and(|inside| {
-        !registration(stream, &inside).wanted && !inside.seconds.has(stream.index)
-    })
+/// A connection that the program took out of its home is at home nowhere, if it is in other sets.
+fn leave_home(stream: &'static Stream) {
+    let Some(home) = of(stream) else { return };
+    // A signal handler cannot know: it stays.
+    let Ok(mut inside) = home.inside.lock() else { return };
+    if !home.has(stream) || registration(stream, &inside).wanted || inside.seconds.has(stream.index) {
+        return;
+    }
+    home.give_up(&mut inside, stream);
+}
+
+/// The sets that have guests. Sets are never freed.
+fn hosts() -> impl Iterator<Item = &'static Epoll> {
+    let all = (1..=LAST.load(Ordering::Acquire)).filter_map(|n| numbered(SetId(NonZeroU32::new(n)?)));
+    all.filter(|set| set.has_guests() && !set.is_forgotten())
 }
 
 /// The program took a connection out of its home: one of the sets that have it as a guest is its home from now on.
 pub(super) fn pass_on(stream: &'static Stream) {
-    if !stream.is_in_several() || !is_homeless(stream) {
+    if !stream.is_in_several() {
         return;
     }
-    let hosts: Vec<_> = match SETS.try_lock() {
-        Ok(sets) => sets.iter().copied().filter(|set| set.guests.load(Ordering::Acquire) > 0).collect(),
-        // They find its news every millisecond.
-        Err(_) => return,
-    };
-    for host in hosts {
-        let Ok(mut inside) = host.inside.lock() else { continue };
-        let guests = &mut inside.guests;
-        let Some(at) = guests.all.iter().position(|g| std::ptr::eq(g.stream, stream) && !g.spent && g.link().is_some())
-        else {
+    let waiting = |g: &Guest| std::ptr::eq(g.stream, stream) && !g.spent && g.link().is_some();
+    for host in hosts() {
+        if !host.inside.lock().is_ok_and(|inside| inside.guests.all.iter().any(waiting)) {
             continue;
-        };
-        let guest = host.take_guest(guests, at);
+        }
+        leave_home(stream);
+        let Ok(mut inside) = host.inside.lock() else { continue };
+        let Some(at) = inside.guests.all.iter().position(waiting) else { continue };
+        let Guest { events, data, .. } = inside.guests.all[at];
+        let settled = host.settle_guest(&mut inside, at, epoll_event { events, u64: data });
         drop(inside);
-        let mut event = epoll_event { events: guest.events, u64: guest.data };
-        // SAFETY: a live event.
-        unsafe { ctl_ours(host, EPOLL_CTL_ADD, guest.fd, stream, &mut event) };
+        if settled {
+            settle_in(stream);
+        }
         return;
     }
 }
 
 /// The home of a connection in several sets has seen news of it: the others look at once.
 pub(super) fn ring_hosts(home: &Epoll) {
-    // Where the lock cannot be had, they find it within a millisecond.
-    let Ok(sets) = SETS.try_lock() else { return };
-    for host in sets.iter().filter(|set| !std::ptr::eq(**set, home) && set.guests.load(Ordering::Acquire) > 0) {
-        host.wake();
-    }
+    hosts().filter(|set| !std::ptr::eq(*set, home)).for_each(Epoll::wake);
 }

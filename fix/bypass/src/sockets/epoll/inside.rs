@@ -12,7 +12,8 @@ use crate::sockets::world;
 use crate::stamp;
 use libc::EPOLLET;
 
-use super::{Epoll, Inside, guests, readiness, registration};
+use super::guests::{self, Guests};
+use super::{Epoll, Inside, readiness, registration};
 
 impl Inside {
     /// Connections with news go to the others that may have something, in the order in which the news came.
@@ -112,8 +113,9 @@ impl Epoll {
             Ok(mut guard) => {
                 self.stale.store(false, Ordering::Relaxed);
                 // Known nowhere else.
-                let (seconds, guests) = (std::mem::take(&mut guard.seconds), std::mem::take(&mut guard.guests));
-                let ordered_at = guard.ordered_at;
+                let (seconds, ordered_at) = (std::mem::take(&mut guard.seconds), guard.ordered_at);
+                // None if a handler has closed the set.
+                let guests = if self.has_guests() { std::mem::take(&mut guard.guests) } else { Guests::default() };
                 *guard = Inside { guests, ..self.made_again(seconds, ordered_at) };
                 Locked::Held(guard)
             }
