@@ -40,6 +40,7 @@ impl Local {
     /// Makes the board. It is kept for as long as the process lives.
     pub fn create() -> io::Result<&'static Local> {
         let (board, board_fd) = Board::create()?;
+        crate::patience::measure();
         let (free, used) = (Mutex::new(Vec::new()), AtomicU32::new(0));
         Ok(Box::leak(Box::new(Local { board, board_fd, free, used })))
     }

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use crate::local::{Waiter, processor};
-use crate::patience::Patience;
+use crate::patience::{Awake, Patience};
 use crate::signals::Quiet;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP, c_int, nfds_t, pollfd, sigset_t, timespec};
 
@@ -180,6 +180,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout_ns: Option<u64>, mask: *
     }
     with_waiter(|waiter| {
         let result = sleep(set, timeout_ns, mask, waiter);
+        let _ = PATIENCE.try_with(|patience| patience.ends(now_ns()));
         if let Some(waiter) = waiter {
             for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
                 let _ = stream.told.compare_exchange(waiter.number + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -278,6 +279,7 @@ fn is_half_shut(stream: &Stream) -> bool {
 
 fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, waiter: Option<&Waiter>) -> c_int {
     let begun = now_ns();
+    let _ = PATIENCE.try_with(|patience| patience.begins(begun));
     let until = timeout_ns.map(|t| begun.saturating_add(t));
     let plain = set.iter().any(|p| p.fd >= 0 && !fds::stream(p.fd).is_some_and(is_ours));
     for p in set.iter_mut() {
@@ -369,6 +371,7 @@ fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
         return false;
     }
     let end = until.unwrap_or(u64::MAX).min(begun + limit);
+    let mut awake = Awake::since(begun);
     let learn = |came| _ = PATIENCE.try_with(|p| p.learn(now_ns() - begun, came));
     loop {
         let mut hopeful = false;
@@ -389,7 +392,8 @@ fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
                 }
             }
         }
-        if now_ns() >= end {
+        let now = now_ns();
+        if now >= end || awake.gave_way(now) {
             learn(false);
             return false;
         }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::local::{Waiter, processor};
+use crate::patience;
 use crate::sockets::{self, fds, kernel, now_ns, streams, world};
 use libc::{EPOLLET, EPOLLONESHOT, c_int, epoll_event, sigset_t};
 
@@ -189,10 +190,12 @@ unsafe fn wait_here(
     let frame = (&raw const mark).addr();
     // A wait of this thread that a handler left with longjmp did not say that it was over.
     asleep::forget_left(epoll, frame, epoll.is_of(thread));
-    let mut wait = Wait { epoll, waiter, room, until, mask };
+    epoll.patience.begins(begun);
+    let mut wait = Wait { epoll, waiter, room, until, mask, looked_at: begun };
     loop {
         // SAFETY: the caller's.
         if let Some(n) = unsafe { wait.turn(frame) } {
+            epoll.patience.ends(wait.looked_at);
             return n;
         }
     }
@@ -211,6 +214,8 @@ struct Wait<'a> {
     until: Option<u64>,
     /// As of `epoll_pwait`, for as long as the wait lasts.
     mask: *const sigset_t,
+    /// When it last looked.
+    looked_at: u64,
 }
 
 /// How a while awake has ended.
@@ -232,6 +237,7 @@ impl Wait<'_> {
     unsafe fn turn(&mut self, frame: usize) -> Option<c_int> {
         world::attend_parked();
         let now = now_ns();
+        self.looked_at = now;
         fds::settle_when_due(now);
         let here = processor();
         if self.epoll.sleeping.load(Ordering::Acquire) == 0 {
@@ -309,6 +315,7 @@ impl Wait<'_> {
         let (limit, probe) = epoll.patience.limit();
         let spin_until = self.until.unwrap_or(u64::MAX).min(from + limit);
         let (mut now, mut found, mut spun) = (from, false, false);
+        let mut awake = patience::Awake::since(from);
         while limit > 0 && epoll.hopeful(here, probe) {
             spun = true;
             for _ in 0..32 {
@@ -319,7 +326,7 @@ impl Wait<'_> {
                 }
             }
             now = now_ns();
-            if found || now >= spin_until {
+            if found || now >= spin_until || awake.gave_way(now) {
                 break;
             }
             if self.is_look_due(now) {
@@ -351,7 +358,12 @@ impl Wait<'_> {
             let left = first.map(|f| f.saturating_sub(now_ns()));
             // SAFETY: the caller's.
             let n = unsafe { epoll.ask_kernel(self.room, milliseconds(left), self.mask) };
-            epoll.looked_at.store(now_ns(), Ordering::Relaxed);
+            self.looked_at = now_ns();
+            epoll.looked_at.store(self.looked_at, Ordering::Relaxed);
+            if look.is_none() && epoll.has_guests() {
+                // Others who slept before the first guest came do not look for it yet.
+                epoll.wake();
+            }
             n
         } else if self.is_look_due(now) {
             // SAFETY: the caller's.
