@@ -160,12 +160,14 @@ fn speaks_tls_on_both_sides() {
     let port = free_port("127.0.0.1").unwrap();
     let (listen, target) = (format!("127.0.0.1:{port}"), format!("rediss://127.0.0.1:{tls_port}"));
     let (ca, cert, key) = (file("ca.crt"), file("server.crt"), file("server.key"));
+    let (config, settings) = (file("gateway.toml"), format!("target = {target:?}\n"));
+    std::fs::write(&config, &settings).unwrap();
     let arguments = [
         "gateway",
+        "--config",
+        &config,
         "--listen",
         &listen,
-        "--target",
-        &target,
         "--cacert",
         &ca,
         "--cert",
@@ -198,6 +200,21 @@ fn speaks_tls_on_both_sides() {
         c.call(&["SET", &format!("k{i}"), &value]).unwrap();
         assert_eq!(c.call(&["GET", &format!("k{i}")]).unwrap().text().as_deref(), Some(value.as_str()));
     }
+    // The same where commands of many clients wait for each other, in parts of a batch and in more than one.
+    std::fs::write(&config, settings + "batch_us = 2000\n").unwrap();
+    c.call(&["UNSLOW", "RELOAD"]).unwrap();
+    std::thread::scope(|scope| {
+        for n in 0..8 {
+            let mut c = open(true).unwrap();
+            scope.spawn(move || {
+                for i in 0..50 {
+                    let (key, value) = (format!("batch{n}"), format!("{i}-{}", "y".repeat(i * 1000)));
+                    c.call(&["SET", &key, &value]).unwrap();
+                    assert_eq!(c.call(&["GET", &key]).unwrap().text(), Some(value));
+                }
+            });
+        }
+    });
     // Turned away, and not left to wait.
     let refused = open(false).err().expect("a client without a certificate was let in");
     assert_ne!(refused.kind, ErrorKind::Timeout, "{refused}");

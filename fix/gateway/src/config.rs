@@ -76,6 +76,7 @@ pub struct Config {
     /// A node that owes the watcher an answer this long is suspected to hang.
     pub suspect_ms: u64,
     /// Least time between two writes to a node on a connection that clients share, in microseconds; 0 for no limit.
+    /// What waits goes to its node even if that is suspected meanwhile.
     pub batch_us: u64,
     /// Commands wait this long for a node that can take them.
     pub hold_ms: u64,
