@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -417,6 +418,83 @@ static void sets(void) {
     no_more_to_read(s);
 }
 
+#define SETS 3
+#define MANY 16
+
+static int many[MANY], in[SETS];
+static atomic_int taken[MANY], unread[MANY], pongs;
+
+// The next answer of a connection, if no other thread reads it just now, and the next question.
+static void answer(int i) {
+    char got[64];
+    if (atomic_exchange(&taken[i], 1)) return;
+    ssize_t n = recv(many[i], got, sizeof got, MSG_DONTWAIT);
+    int why = errno;
+    CHECK(n > 0 || (n < 0 && why == EAGAIN));
+    for (int all = n < 0 ? 0 : atomic_fetch_add(&unread[i], n) + n; all >= 7; all -= 7) {
+        atomic_fetch_sub(&unread[i], 7);
+        pongs++;
+        CHECK(write(many[i], PING, 6) == 6);
+    }
+    atomic_store(&taken[i], 0);
+}
+
+// Reads what is told in one set, while connections are taken out of it, put into it and changed.
+static void *crowd(void *number) {
+    int own = (long)number;
+    unsigned random = own * 77 + 1;
+    while (pongs < 20000) {
+        struct epoll_event events[8];
+        int n = epoll_wait(in[own], events, 8, rand_r(&random) % 3 ? 20 : 0);
+        CHECK(n >= 0);
+        for (int i = 0; i < n; i++) {
+            CHECK(events[i].data.u32 >> 8 == own);
+            answer(events[i].data.u32 & 255);
+        }
+        if (rand_r(&random) % 8) continue;
+        int i = rand_r(&random) % MANY, ops[] = {EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL};
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = own << 8 | i};
+        if (rand_r(&random) % 2) event.events |= EPOLLONESHOT;
+        int done = epoll_ctl(in[own], ops[rand_r(&random) % 3], many[i], &event), why = errno;
+        CHECK(done == 0 || why == EEXIST || why == ENOENT);
+    }
+    return NULL;
+}
+
+// Three threads, each with a set of its own that has all connections in it, or not.
+static void crowds(void) {
+    struct sockaddr_in to;
+    socklen_t size = sizeof to;
+    CHECK(getpeername(s, (struct sockaddr *)&to, &size) == 0);
+    for (int i = 0; i < SETS; i++) in[i] = epoll_create1(0);
+    for (int i = 0; i < MANY; i++) {
+        many[i] = connected(&to);
+        CHECK(write(many[i], PING, 6) == 6);
+        expect(many[i], PONG);
+        for (int own = 0; own < SETS; own++) change_in(in[own], EPOLL_CTL_ADD, many[i], EPOLLIN, own << 8 | i);
+        CHECK(write(many[i], PING, 6) == 6);
+    }
+    pthread_t threads[SETS];
+    for (long own = 0; own < SETS; own++) CHECK(pthread_create(&threads[own], NULL, crowd, (void *)own) == 0);
+    for (int own = 0; own < SETS; own++) CHECK(pthread_join(threads[own], NULL) == 0);
+    // Alone in one set again, each is told of there, and nothing in the others.
+    for (int i = 0; i < MANY; i++) {
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
+        int is_there = epoll_ctl(in[0], EPOLL_CTL_ADD, many[i], &event);
+        CHECK(is_there == 0 || epoll_ctl(in[0], EPOLL_CTL_MOD, many[i], &event) == 0);
+        for (int own = 1; own < SETS; own++) epoll_ctl(in[own], EPOLL_CTL_DEL, many[i], NULL);
+    }
+    for (int all = 0; all != (1 << MANY) - 1;) {
+        struct epoll_event events[8];
+        int n = epoll_wait(in[0], events, 8, -1);
+        for (int i = 0; i < n; i++) {
+            all |= 1 << events[i].data.u32;
+            answer(events[i].data.u32);
+        }
+    }
+    for (int own = 1; own < SETS; own++) CHECK(told_in(in[own], 20) == 0);
+}
+
 // The doorbell of what was written waits for the end of the turn, and is not the child's to ring.
 static void forks(void) {
     set = epoll_create1(0);
@@ -474,6 +552,7 @@ int main(int count, char **words) {
     else if (!strcmp(part, "limits")) limits();
     else if (!strcmp(part, "names")) names();
     else if (!strcmp(part, "sets")) sets();
+    else if (!strcmp(part, "crowds")) crowds();
     else if (!strcmp(part, "forks")) forks();
     else if (!strcmp(part, "stack")) stack();
     else return 2;

@@ -55,6 +55,11 @@ fn a_connection_in_two_live_sets_is_told_of_in_both() {
 }
 
 #[test]
+fn connections_come_into_several_sets_and_leave_them_while_all_are_waited_in() {
+    the_kernels_answers("crowds");
+}
+
+#[test]
 fn a_child_of_bare_fork_does_not_ring_what_its_parent_put_off() {
     the_kernels_answers("forks");
 }
