@@ -5,6 +5,7 @@ builds.py SERVER NAME=UNSLOW...   (rounds: ROUNDS, seconds a window: WINDOW; pri
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 
 from process import cpu_ns
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 program, builds = sys.argv[1], [a.split("=", 1) for a in sys.argv[2:]]
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), os.environ.get("WINDOW", "1")
 PORT, GATEWAY = 17777, 17778
@@ -36,10 +38,12 @@ def window(unslow, target, spender, row):
     return run["throughput_per_s"] / 1000, run["latency"]["us_p50"], spent, run["generator"]["cpu_us_per_request"]
 
 
-def answers(port):
+def answers(port, process):
     import socket
 
     for _ in range(200):
+        if process.poll() is not None:
+            raise SystemExit(f"what was to answer at port {port} has ended: is the port taken?")
         try:
             with socket.create_connection(("127.0.0.1", port), 1) as s:
                 s.sendall(b"PING\r\n")
@@ -51,30 +55,38 @@ def answers(port):
     raise SystemExit(f"nothing answers at port {port}")
 
 
-def measure(name, unslow, seen):
-    command = [unslow, "bypass", "-q", "--", program, "--port", str(PORT), "--save", "", "--dir", tempfile.mkdtemp(), "--daemonize", "no"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    gateway = None
+def end(process):
+    process.terminate()
     try:
-        answers(PORT)
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def measure(name, unslow, seen, dir):
+    command = [unslow, "bypass", "-q", "--", program, "--port", str(PORT), "--save", "", "--dir", dir]
+    started = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
+    try:
+        answers(PORT, started[0])
         for row in ROWS:
             bench(unslow, f"127.0.0.1:{PORT}", *row, "--requests", "1", "--preload")
             for path in (f"127.0.0.1:{PORT}", f"shm:{PORT}"):
-                seen.setdefault((row, path[:3], name), []).append(window(unslow, path, server.pid, row))
-        gateway = subprocess.Popen([unslow, "gateway", "--listen", f"127.0.0.1:{GATEWAY}", "--target", f"shm:{PORT}", "-q"], stderr=subprocess.DEVNULL)
-        answers(GATEWAY)
+                seen.setdefault((row, path[:3], name), []).append(window(unslow, path, started[0].pid, row))
+        command = [unslow, "gateway", "--listen", f"127.0.0.1:{GATEWAY}", "--target", f"shm:{PORT}", "-q"]
+        started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        answers(GATEWAY, started[1])
         for row in (ROWS[2], ROWS[4]):
-            seen.setdefault((row, "gateway", name), []).append(window(unslow, f"127.0.0.1:{GATEWAY}", gateway.pid, row))
+            seen.setdefault((row, "gateway", name), []).append(window(unslow, f"127.0.0.1:{GATEWAY}", started[1].pid, row))
     finally:
-        for process in filter(None, (gateway, server)):
-            process.terminate()
-            process.wait()
-
+        for process in started:
+            end(process)
 
 seen = {}
 for i in range(ROUNDS):
     for name, unslow in builds if i % 2 == 0 else builds[::-1]:
-        measure(name, unslow, seen)
+        with tempfile.TemporaryDirectory() as dir:
+            measure(name, unslow, seen, dir)
 print("| keys | bytes | connections | depth | way | build | k/s | lowest to highest | p50 us | server or gateway us | client us |")
 print("|---|---|---|---|---|---|---|---|---|---|---|")
 ways = {"127": "TCP", "shm": "rings", "gateway": "gateway over rings"}

@@ -283,6 +283,11 @@ static void quit(int fd) {
 static void two_sets(int s) {
     int a = epoll_create1(0), b = epoll_create1(0), other = dup(s);
     struct epoll_event event = {.events = EPOLLIN};
+    FAILS(epoll_ctl(a, EPOLL_CTL_DEL, s, NULL), ENOENT);
+    FAILS(epoll_ctl(a, EPOLL_CTL_MOD, s, &event), ENOENT);
+    FAILS(epoll_ctl(a, EPOLL_CTL_MOD, s, NULL), EFAULT);
+    FAILS(epoll_ctl(a, EPOLL_CTL_ADD, s, NULL), EFAULT);
+    FAILS(epoll_ctl(a, 9, s, &event), EINVAL);
     change_in(a, EPOLL_CTL_ADD, s, EPOLLIN, 1);
     FAILS(epoll_ctl(b, EPOLL_CTL_MOD, s, &event), ENOENT);
     FAILS(epoll_ctl(b, EPOLL_CTL_DEL, s, NULL), ENOENT);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::stamp::now_ns;
 
-/// The longest it stays awake, unless a sleep is worth as much.
+/// The longest it stays awake where answers usually come within [`SLEEP_NS`].
 const MOST_NS: u64 = 200_000;
 /// What a sleep and a wake-up are worth at least, and where that is not known.
 const SLEEP_NS: u64 = 40_000;
@@ -23,6 +23,8 @@ const SLEEP_IS_WORTH: u64 = 8;
 /// How often that is tried, and how long each sleep is.
 const TRIES: usize = 16;
 const TRY_NS: u64 = 30_000;
+/// No try begins later than this.
+const MEASURE_NS: u64 = 2_000_000;
 /// One wait of so many is tried awake where sleeping is the rule.
 const PROBE: u32 = 16;
 
@@ -36,13 +38,19 @@ fn worth_ns() -> u64 {
     }
 }
 
-/// Measures what a sleep is worth, once in a process: about a millisecond.
+/// Measures what a sleep is worth, once in a process: about a millisecond, and not much more than two.
 pub fn measure() {
     if WORTH_NS.load(Ordering::Relaxed) != 0 {
         return;
     }
-    let late = |timer| std::array::from_fn(|_| overslept(&timer).unwrap_or(0));
-    WORTH_NS.store(timer().map_or(SLEEP_NS, |timer| worth_of(late(timer))), Ordering::Relaxed);
+    let begun = now_ns();
+    let mut late = Vec::with_capacity(TRIES);
+    if let Some(timer) = timer() {
+        while late.len() < TRIES && now_ns() < begun + MEASURE_NS {
+            late.extend(overslept(&timer));
+        }
+    }
+    WORTH_NS.store(worth_of(late), Ordering::Relaxed);
 }
 
 fn timer() -> Option<OwnedFd> {
@@ -69,9 +77,9 @@ fn overslept(timer: &OwnedFd) -> Option<u64> {
 
 /// What a sleep is worth where sleeps end so late: by the quarter that ended soonest, since the others may have waited
 /// for a processor that was busy.
-fn worth_of(mut late: [u64; TRIES]) -> u64 {
+fn worth_of(mut late: Vec<u64>) -> u64 {
     late.sort_unstable();
-    (late[TRIES / 4] * SLEEP_IS_WORTH).clamp(SLEEP_NS, DEAR_SLEEP_NS)
+    late.get(late.len() / 4).map_or(SLEEP_NS, |late| (late * SLEEP_IS_WORTH).clamp(SLEEP_NS, DEAR_SLEEP_NS))
 }
 
 /// How long a waiter stays awake before it asks whether others wait for its processor, and how often from then on.
@@ -79,6 +87,8 @@ const ASK_AFTER_NS: u64 = 40_000;
 const ASK_EVERY_NS: u64 = 20_000;
 /// Whom the processor was given to for so long has used it.
 const USED_NS: u64 = 10_000;
+/// For so many waits after that it is not given away again: who gets it may keep it for milliseconds.
+const CROWDED: u32 = 64;
 
 /// One who stays awake, and gives way to those who could use the processor.
 pub struct Awake {
@@ -100,13 +110,13 @@ impl Awake {
         unsafe { libc::syscall(libc::SYS_sched_yield) };
         let then = now_ns();
         self.ask_at = then + ASK_EVERY_NS;
-        then - now > USED_NS
+        then.saturating_sub(now) > USED_NS
     }
 }
 
-/// So many times as long as a waiter works it may stay awake in waits longer than [`SLEEP_NS`]: a peer that takes its
-/// time since it has a lot to do for us gives us as much to do, and where requests are few the processor is better left
-/// alone.
+/// So many times as long as a waiter works it may stay awake in waits that usually take longer than [`SLEEP_NS`]. A
+/// peer that takes its time since it has a lot to do for us gives us as much to do; where requests are few the
+/// processor is better left alone. Work is what comes between two waits, whatever the program does there.
 const AWAKE_FOR_WORK: u64 = 4;
 /// Work counts for so much at a time, and this much is saved up at most.
 const WORK_NS: u64 = 200_000;
@@ -122,6 +132,18 @@ pub struct Patience {
     ended_at: AtomicU64,
     /// How long it may stay awake in waits longer than [`SLEEP_NS`].
     credit_ns: AtomicU64,
+    /// For how many waits it keeps to [`SLEEP_NS`], since somebody else needed the processor.
+    crowded: AtomicU32,
+}
+
+/// For how long a waiter stays awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub ns: u64,
+    /// Where both sides sleep, each finds the other just waking up.
+    pub probe: bool,
+    /// What a sleep is worth to it.
+    sleep_ns: u64,
 }
 
 impl Patience {
@@ -132,6 +154,7 @@ impl Patience {
             waits: AtomicU32::new(0),
             ended_at: AtomicU64::new(0),
             credit_ns: AtomicU64::new(0),
+            crowded: AtomicU32::new(0),
         }
     }
 
@@ -152,36 +175,50 @@ impl Patience {
         self.ended_at.store(now, Ordering::Relaxed);
     }
 
-    /// What a sleep is worth to one with its credit.
+    /// How long to stay awake for the wait that begins.
     #[inline]
-    fn sleep_ns(&self) -> u64 {
-        let worth = worth_ns();
-        if self.credit_ns.load(Ordering::Relaxed) >= worth { worth } else { SLEEP_NS }
-    }
-
-    /// How long to stay awake for the wait that begins, and whether that is a probe: where both sides sleep, each finds
-    /// the other just waking up.
-    #[inline]
-    pub fn limit(&self) -> (u64, bool) {
-        let (usual, sleep) = (self.usual_ns.load(Ordering::Relaxed), self.sleep_ns());
-        if usual < sleep {
-            return ((8 * usual + sleep).min(MOST_NS.max(2 * sleep)), false);
+    pub fn limit(&self) -> Limit {
+        let usual = self.usual_ns.load(Ordering::Relaxed);
+        let crowded = self.crowded.load(Ordering::Relaxed);
+        if crowded > 0 {
+            self.crowded.store(crowded - 1, Ordering::Relaxed);
         }
-        let waits = self.waits.fetch_add(1, Ordering::Relaxed);
-        if waits % PROBE == PROBE - 1 { (sleep, true) } else { (0, false) }
+        let (worth, credit) = (worth_ns(), self.credit_ns.load(Ordering::Relaxed));
+        let sleep_ns = if crowded == 0 && credit >= worth { worth } else { SLEEP_NS };
+        let most = match (crowded, usual) {
+            (1.., _) => SLEEP_NS,
+            (_, SLEEP_NS..) => credit,
+            _ => MOST_NS,
+        };
+        if usual < sleep_ns {
+            return Limit { ns: (8 * usual + sleep_ns).min(most), probe: false, sleep_ns };
+        }
+        let probe = self.waits.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1;
+        Limit { ns: if probe { sleep_ns } else { 0 }, probe, sleep_ns }
     }
 
-    /// It stayed awake so long, and the answer came or did not.
+    /// It stayed awake so long under this limit, and the answer came or did not.
     #[inline]
-    pub fn learn(&self, awake_ns: u64, came: bool) {
-        let most = 2 * worth_ns();
+    pub fn learn(&self, awake_ns: u64, came: bool, limit: Limit) {
+        let most = 2 * limit.sleep_ns;
         let took = if came { awake_ns.min(most) } else { most };
         let usual = self.usual_ns.load(Ordering::Relaxed);
         self.usual_ns.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
+        self.spent(awake_ns);
+    }
+
+    /// It stayed awake so long, and something else came.
+    #[inline]
+    pub fn spent(&self, awake_ns: u64) {
         if awake_ns > SLEEP_NS {
             let credit = self.credit_ns.load(Ordering::Relaxed);
             self.credit_ns.store(credit.saturating_sub(awake_ns), Ordering::Relaxed);
         }
+    }
+
+    /// It gave its processor to somebody who needed it.
+    pub fn gave_way(&self) {
+        self.crowded.store(CROWDED, Ordering::Relaxed);
     }
 }
 
@@ -191,13 +228,14 @@ mod tests {
 
     #[test]
     fn a_sleep_is_worth_more_where_processors_are_slow_to_wake_up() {
-        assert_eq!(worth_of([2_000; TRIES]), SLEEP_NS);
-        assert_eq!(worth_of([15_000; TRIES]), 120_000);
-        assert_eq!(worth_of([3_000_000; TRIES]), DEAR_SLEEP_NS);
+        assert_eq!(worth_of(vec![2_000; TRIES]), SLEEP_NS);
+        assert_eq!(worth_of(vec![15_000; 3]), 120_000);
+        assert_eq!(worth_of(vec![3_000_000; TRIES]), DEAR_SLEEP_NS);
         // Something else ran for most of the time.
-        let mut late = [4_000_000; TRIES];
+        let mut late = vec![4_000_000; TRIES];
         late[3..9].fill(6_000);
         assert_eq!(worth_of(late), 48_000);
+        assert_eq!(worth_of(Vec::new()), SLEEP_NS, "not known");
     }
 
     /// Waits of 100 us, with so much work between them: how many of a thousand were awake.
@@ -208,9 +246,10 @@ mod tests {
             now += work;
             patience.begins(now);
             now += 100_000;
-            if patience.limit().0 >= 100_000 {
+            let limit = patience.limit();
+            if limit.ns >= 100_000 {
                 awake += 1;
-                patience.learn(100_000, true);
+                patience.learn(100_000, true, limit);
             }
             patience.ends(now);
         }
@@ -230,31 +269,41 @@ mod tests {
     #[test]
     fn what_is_measured_is_within_bounds() {
         let timer = timer().unwrap();
-        let late = std::array::from_fn(|_| overslept(&timer).unwrap());
-        assert!((SLEEP_NS..=DEAR_SLEEP_NS).contains(&worth_of(late)), "{late:?} ns");
+        assert!(overslept(&timer).is_some());
+        measure();
+        assert!((SLEEP_NS..=DEAR_SLEEP_NS).contains(&worth_ns()));
     }
 
     #[test]
     fn stays_awake_where_answers_come_soon_and_sleeps_where_they_do_not() {
         let patience = Patience::default();
         for _ in 0..100 {
-            assert!(patience.limit().0 >= SLEEP_NS);
-            patience.learn(2_000, true);
+            let limit = patience.limit();
+            assert!(limit.ns >= SLEEP_NS);
+            patience.learn(2_000, true, limit);
         }
+        // One that does not come is no reason to sleep.
+        patience.learn(MOST_NS, false, patience.limit());
+        assert!(patience.limit().ns >= SLEEP_NS);
         for _ in 0..40 {
-            let (limit, _) = patience.limit();
-            if limit > 0 {
-                patience.learn(limit, false);
+            let limit = patience.limit();
+            if limit.ns > 0 {
+                patience.learn(limit.ns, false, limit);
             }
         }
-        let awake = (0..PROBE * 10).filter(|_| patience.limit().0 > 0).count();
+        let awake = (0..PROBE * 10).filter(|_| patience.limit().ns > 0).count();
         assert_eq!(awake, 10, "only the probes");
         // And comes back when they come soon again.
         for _ in 0..PROBE * 40 {
-            if patience.limit().0 > 0 {
-                patience.learn(1_000, true);
+            let limit = patience.limit();
+            if limit.ns > 0 {
+                patience.learn(1_000, true, limit);
             }
         }
-        assert!((0..PROBE).all(|_| patience.limit().0 > 0));
+        assert!((0..PROBE).all(|_| patience.limit().ns > 0));
+        // Not for long where others need the processor.
+        patience.gave_way();
+        assert!((0..CROWDED).all(|_| patience.limit().ns <= SLEEP_NS));
+        assert!(patience.limit().ns > SLEEP_NS);
     }
 }

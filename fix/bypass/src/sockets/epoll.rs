@@ -32,6 +32,7 @@ use super::fds::{self, Entry, Place, Registration, SetId, Stream, state};
 use super::seconds::Seconds;
 use super::{errno, kernel, now_ns, world};
 use guests::Guests;
+use inside::Locked;
 
 /// No thread has this number.
 const SHARED: u64 = u64::MAX;
@@ -205,6 +206,7 @@ pub fn ended(set: SetId) {
     if let Ok(mut sets) = SETS.lock() {
         sets.retain(|s| !std::ptr::eq(*s, epoll));
     }
+    epoll.forget_guests(&mut epoll.inside());
     for (_, other) in fds::known(0, fds::MOST) {
         if let Entry::Stream(stream) = other
             && epoll.has(stream)
@@ -214,7 +216,6 @@ pub fn ended(set: SetId) {
         }
     }
     *epoll.inside() = Inside::default();
-    epoll.guests.store(0, Ordering::Release);
     epoll.hidden.store(0, Ordering::Release);
     world::no_watch(set);
     // One whose lock was left by longjmp would know nothing of what comes into it.
@@ -369,12 +370,14 @@ impl Epoll {
 
     /// A thread may sleep in this set while another has changed something.
     fn wake(&self) {
-        if self.forgotten.load(Ordering::Relaxed) {
-            return;
+        if self.waiter.get().is_some_and(|waiter| waiter.word().asleep()) {
+            self.ring();
         }
-        if let Some(waiter) = self.waiter.get()
-            && waiter.word().asleep()
-        {
+    }
+
+    /// Its doorbell, whoever sleeps.
+    fn ring(&self) {
+        if let Some(waiter) = self.waiter.get().filter(|_| !self.is_forgotten()) {
             let one = 1u64;
             // SAFETY: eight bytes to a descriptor of ours.
             unsafe { libc::syscall(libc::SYS_write, waiter.doorbell.as_raw_fd(), &raw const one, 8) };
@@ -465,8 +468,7 @@ pub fn watches(stream: &Stream) -> bool {
 
 /// A connection whose offer nobody took is the kernel's.
 pub fn to_tcp(stream: &'static Stream) {
-    let Some(epoll) = of(stream) else { return };
-    let mut inside = epoll.inside();
+    let Some((epoll, mut inside)) = home(stream) else { return };
     let registration = registration(stream, &inside);
     let mut event = epoll_event { events: registration.events, u64: registration.data };
     // Of a stack's it is not in the kernel's set: see `watch_end`.
@@ -497,18 +499,25 @@ fn left(epoll: &Epoll, stream: &Stream) {
 
 /// The descriptor of a connection is closed: the kernel's set loses it by itself.
 pub fn closed(stream: &'static Stream) {
-    if let Some(epoll) = of(stream)
-        && stream.state() != state::CANDIDATE
-    {
-        match epoll.inside.lock() {
-            Ok(mut inside) => leave(epoll, &mut inside, stream),
-            // In a signal handler: the wait that it has interrupted finds a connection that is not in the set any more.
-            // Its other names are forgotten when what is inside is made again, before another connection can have its
-            // number.
-            Err(_) => {
-                left(epoll, stream);
-                epoll.stale.store(true, Ordering::Relaxed);
-            }
+    if stream.state() == state::CANDIDATE {
+        return;
+    }
+    match home(stream) {
+        Some((epoll, Locked::Held(mut inside))) => leave(epoll, &mut inside, stream),
+        // In a signal handler: the wait that it has interrupted finds a connection that is not in the set any more. Its
+        // other names are forgotten when what is inside is made again, before another connection can have its number.
+        Some((epoll, Locked::StandIn(_))) => left(epoll, stream),
+        None => {}
+    }
+}
+
+/// The set a connection is in, with its lock: other threads may be putting it into another one.
+fn home(stream: &Stream) -> Option<(&'static Epoll, Locked<'static>)> {
+    loop {
+        let epoll = of(stream)?;
+        let inside = epoll.inside();
+        if epoll.has(stream) {
+            return Some((epoll, inside));
         }
     }
 }

@@ -365,18 +365,18 @@ fn name(stream: &'static Stream, waiter: &Waiter) -> bool {
 /// Stays awake for a while, if the other side runs on another processor; true when something may have come.
 fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
     let begun = now_ns();
-    let (limit, probe) = PATIENCE.try_with(Patience::limit).unwrap_or((0, false));
-    let limit = if plain { limit / 10 } else { limit };
-    if limit == 0 {
+    let Ok(limit) = PATIENCE.try_with(Patience::limit) else { return false };
+    let most = if plain { limit.ns / 10 } else { limit.ns };
+    if most == 0 {
         return false;
     }
-    let end = until.unwrap_or(u64::MAX).min(begun + limit);
+    let end = until.unwrap_or(u64::MAX).min(begun + most);
     let mut awake = Awake::since(begun);
-    let learn = |came| _ = PATIENCE.try_with(|p| p.learn(now_ns() - begun, came));
+    let learn = |now: u64, came| _ = PATIENCE.try_with(|p| p.learn(now.saturating_sub(begun), came, limit));
     loop {
         let mut hopeful = false;
         for link in set.iter().filter_map(|p| fds::stream(p.fd)?.link()) {
-            hopeful |= link.pair.hopeful(here, probe);
+            hopeful |= link.pair.hopeful(here, limit.probe);
         }
         if !hopeful {
             return false;
@@ -387,14 +387,18 @@ fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
                 if let Some(link) = fds::stream(p.fd).and_then(|s| s.link())
                     && epoll::readiness(link, u32::from(p.events as u16)) != 0
                 {
-                    learn(true);
+                    learn(now_ns(), true);
                     return true;
                 }
             }
         }
         let now = now_ns();
-        if now >= end || awake.gave_way(now) {
-            learn(false);
+        if now >= end {
+            learn(now, false);
+            return false;
+        }
+        if awake.gave_way(now) {
+            let _ = PATIENCE.try_with(Patience::gave_way);
             return false;
         }
     }

@@ -9,7 +9,7 @@ use crate::sockets::{kernel, set_errno, world};
 use libc::{c_int, epoll_event};
 
 use super::inside::Locked;
-use super::{Epoll, guests, name_waiter, numbered, of, queue, registration, settle_in};
+use super::{Epoll, Inside, guests, name_waiter, numbered, queue, registration, settle_in};
 
 /// `epoll_ctl`.
 ///
@@ -106,17 +106,31 @@ pub(super) unsafe fn ctl_ours(
     stream: &'static Stream,
     event: *mut epoll_event,
 ) -> c_int {
-    let elsewhere = |stream: &Stream| stream.set().is_some_and(|set| set != epoll.id);
-    if guests::is_guest(epoll, stream, fd) || elsewhere(stream) && !leave_other(epoll, stream, op) {
+    if guests::is_guest(epoll, stream, fd) {
         // SAFETY: the caller's.
         return unsafe { guests::ctl(epoll, op, fd, stream, event) };
     }
+    if op == libc::EPOLL_CTL_ADD && !epoll.has(stream) {
+        // A stream the program took out of one set and puts into another goes there.
+        guests::leave_home(stream);
+    }
     let mut inside = epoll.inside();
+    if stream.is_in_several() && matches!(inside, Locked::StandIn(_)) {
+        return refuse(libc::EAGAIN);
+    }
     // Another thread may put it into another set at the same time.
     let new = op == libc::EPOLL_CTL_ADD && !event.is_null() && stream.claim(epoll.id);
     if !new && !epoll.has(stream) {
-        let Some(_) = stream.set() else { return refuse(if event.is_null() { libc::EFAULT } else { libc::ENOENT }) };
         drop(inside);
+        match op {
+            _ if stream.set().is_some() => {}
+            libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_null() => return refuse(libc::EFAULT),
+            // It was in another set, and is not any more.
+            // SAFETY: the caller's.
+            libc::EPOLL_CTL_ADD => return unsafe { ctl_ours(epoll, op, fd, stream, event) },
+            libc::EPOLL_CTL_DEL | libc::EPOLL_CTL_MOD => return refuse(libc::ENOENT),
+            _ => return refuse(libc::EINVAL),
+        }
         // SAFETY: the caller's.
         return unsafe { guests::ctl(epoll, op, fd, stream, event) };
     }
@@ -159,28 +173,7 @@ pub(super) unsafe fn ctl_ours(
             return done;
         }
         epoll.hidden.fetch_add(1, Ordering::AcqRel);
-        if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
-            name_waiter(epoll, place, link);
-            if inside.lacks(place) {
-                inside.places.push(place);
-            }
-        } else {
-            // A handler that uses the connection would wait for this thread.
-            let _quiet = Quiet::begin();
-            if let (Ok(offers), Some(waiter)) = (stream.offers.lock(), epoll.waiter()) {
-                for offer in offers.iter() {
-                    if world::introduce(offer.place, waiter)
-                        && let Some(slot) = offer.place.pair().slot(offer.slot)
-                    {
-                        slot.set_waiter(offer.place.pair().side, waiter.number);
-                    }
-                    if inside.lacks(offer.place) {
-                        inside.places.push(offer.place);
-                    }
-                }
-            }
-            inside.pending.push(stream);
-        }
+        comes_in(epoll, &mut inside, stream);
     }
     // SAFETY: not null, and the caller has a readable event behind it.
     let event = unsafe { event.read_unaligned() };
@@ -195,17 +188,30 @@ pub(super) unsafe fn ctl_ours(
     0
 }
 
-/// A stream the program took out of one set and puts into another goes there.
-fn leave_other(epoll: &'static Epoll, stream: &'static Stream, op: c_int) -> bool {
-    let Some(other) = of(stream).filter(|other| other.id != epoll.id && op == libc::EPOLL_CTL_ADD) else {
-        return false;
-    };
-    let mut inside = other.inside();
-    if registration(stream, &inside).wanted || inside.seconds.has(stream.index) {
-        return false;
+/// Peers are to tell this set of a connection that has just come into it, or of the offers that are open for it.
+fn comes_in(epoll: &'static Epoll, inside: &mut Inside, stream: &'static Stream) {
+    if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
+        name_waiter(epoll, place, link);
+        if inside.lacks(place) {
+            inside.places.push(place);
+        }
+    } else {
+        // A handler that uses the connection would wait for this thread.
+        let _quiet = Quiet::begin();
+        if let (Ok(offers), Some(waiter)) = (stream.offers.lock(), epoll.waiter()) {
+            for offer in offers.iter() {
+                if world::introduce(offer.place, waiter)
+                    && let Some(slot) = offer.place.pair().slot(offer.slot)
+                {
+                    slot.set_waiter(offer.place.pair().side, waiter.number);
+                }
+                if inside.lacks(offer.place) {
+                    inside.places.push(offer.place);
+                }
+            }
+        }
+        inside.pending.push(stream);
     }
-    other.give_up(&mut inside, stream);
-    true
 }
 
 pub(super) fn refuse(errno: c_int) -> c_int {

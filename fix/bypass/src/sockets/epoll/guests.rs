@@ -12,9 +12,9 @@ use crate::sockets::{kernel, world};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLONESHOT, EPOLLRDHUP};
 use libc::{c_int, epoll_event};
 
-use super::ctl::refuse;
+use super::ctl::{ctl_ours, refuse};
 use super::inside::Locked;
-use super::{Epoll, Inside, LAST, numbered, of, queue, readiness, registration, settle_in};
+use super::{Epoll, Inside, LAST, home, numbered, queue, readiness, registration, settle_in};
 
 /// How long a set with guests sleeps at most.
 pub(super) const SLEEP_NS: u64 = 1_000_000;
@@ -132,6 +132,12 @@ impl Epoll {
         self.gone(before - guests.all.len());
     }
 
+    /// The set is closed: it is to be the home of none of them.
+    pub(super) fn forget_guests(&self, inside: &mut Inside) {
+        inside.guests = Guests::default();
+        self.gone(self.guests.load(Ordering::Acquire) as usize);
+    }
+
     /// A handler may have closed the set meanwhile, which counts none from then on.
     fn gone(&self, guests: usize) {
         for count in [&self.guests, &self.hidden] {
@@ -225,6 +231,12 @@ pub(super) unsafe fn ctl(
             epoll.guests.fetch_add(1, Ordering::AcqRel);
             epoll.hidden.fetch_add(1, Ordering::AcqRel);
         }
+        // Another thread took it out of its home, which is this set now.
+        (EPOLL_CTL_DEL | EPOLL_CTL_MOD, None, _) if epoll.has(stream) => {
+            drop(inside);
+            // SAFETY: the caller's.
+            return unsafe { ctl_ours(epoll, op, fd, stream, event) };
+        }
         (EPOLL_CTL_DEL | EPOLL_CTL_MOD, None, _) => return refuse(libc::ENOENT),
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD, _, None) => return refuse(libc::EFAULT),
         _ => return refuse(libc::EINVAL),
@@ -238,15 +250,13 @@ pub(super) unsafe fn ctl(
     0
 }
 
-/// A connection that the program took out of its home is at home nowhere, if it is in other sets.
-fn leave_home(stream: &'static Stream) {
-    let Some(home) = of(stream) else { return };
+/// A connection that the program took out of its home is at home nowhere from now on.
+pub(super) fn leave_home(stream: &'static Stream) {
     // A signal handler cannot know: it stays.
-    let Ok(mut inside) = home.inside.lock() else { return };
-    if !home.has(stream) || registration(stream, &inside).wanted || inside.seconds.has(stream.index) {
-        return;
+    let Some((home, Locked::Held(mut inside))) = home(stream) else { return };
+    if !registration(stream, &inside).wanted && !inside.seconds.has(stream.index) {
+        home.give_up(&mut inside, stream);
     }
-    home.give_up(&mut inside, stream);
 }
 
 /// The sets that have guests. Sets are never freed.

@@ -173,6 +173,8 @@ unsafe fn wait_here(
         if n != 0 || late || epoll.hidden.load(Ordering::Acquire) == 0 && timeout_ns.is_some() {
             return n;
         }
+        // So may others, of whom nobody knows that they sleep: each passes it on.
+        epoll.ring();
     }
     let Some(waiter) = epoll.waiter() else {
         loop {
@@ -312,11 +314,11 @@ impl Wait<'_> {
     #[inline]
     unsafe fn stay_awake(&mut self, from: u64, here: u32) -> Awake {
         let (epoll, waiter) = (self.epoll, self.waiter);
-        let (limit, probe) = epoll.patience.limit();
-        let spin_until = self.until.unwrap_or(u64::MAX).min(from + limit);
+        let limit = epoll.patience.limit();
+        let spin_until = self.until.unwrap_or(u64::MAX).min(from + limit.ns);
         let (mut now, mut found, mut spun) = (from, false, false);
         let mut awake = patience::Awake::since(from);
-        while limit > 0 && epoll.hopeful(here, probe) {
+        while limit.ns > 0 && epoll.hopeful(here, limit.probe) {
             spun = true;
             for _ in 0..32 {
                 std::hint::spin_loop();
@@ -326,19 +328,25 @@ impl Wait<'_> {
                 }
             }
             now = now_ns();
-            if found || now >= spin_until || awake.gave_way(now) {
+            if found || now >= spin_until {
                 break;
+            }
+            if awake.gave_way(now) {
+                epoll.patience.gave_way();
+                return Awake::Nothing(now_ns());
             }
             if self.is_look_due(now) {
                 // SAFETY: the caller's.
                 let n = unsafe { self.kernel_now(0, now) };
                 if n != 0 {
+                    self.looked_at = now;
+                    epoll.patience.spent(now - from);
                     return Awake::Kernel(n);
                 }
             }
         }
         if spun {
-            epoll.patience.learn(now - from, found);
+            epoll.patience.learn(now - from, found, limit);
         }
         if found { Awake::Found } else { Awake::Nothing(now) }
     }
@@ -366,6 +374,7 @@ impl Wait<'_> {
             }
             n
         } else if self.is_look_due(now) {
+            self.looked_at = now;
             // SAFETY: the caller's.
             unsafe { self.kernel_now(0, now) }
         } else {
