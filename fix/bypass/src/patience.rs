@@ -178,12 +178,18 @@ impl Patience {
     /// How long to stay awake for the wait that begins.
     #[inline]
     pub fn limit(&self) -> Limit {
+        self.limit_where(worth_ns())
+    }
+
+    /// The same where a sleep is worth this much.
+    #[inline]
+    fn limit_where(&self, worth: u64) -> Limit {
         let usual = self.usual_ns.load(Ordering::Relaxed);
         let crowded = self.crowded.load(Ordering::Relaxed);
         if crowded > 0 {
             self.crowded.store(crowded - 1, Ordering::Relaxed);
         }
-        let (worth, credit) = (worth_ns(), self.credit_ns.load(Ordering::Relaxed));
+        let credit = self.credit_ns.load(Ordering::Relaxed);
         let sleep_ns = if crowded == 0 && credit >= worth { worth } else { SLEEP_NS };
         let most = match (crowded, usual) {
             (1.., _) => SLEEP_NS,
@@ -238,15 +244,15 @@ mod tests {
         assert_eq!(worth_of(Vec::new()), SLEEP_NS, "not known");
     }
 
-    /// Waits of 100 us, with so much work between them: how many of a thousand were awake.
-    fn awake_of_a_thousand(work: u64) -> usize {
+    /// Waits of 100 us, with so much work between them, where a sleep is worth this: how many of a thousand were awake.
+    fn awake_of_a_thousand(work: u64, worth: u64) -> usize {
         let (patience, mut now) = (Patience::default(), 1);
         let mut awake = 0;
         for _ in 0..1000 {
             now += work;
             patience.begins(now);
             now += 100_000;
-            let limit = patience.limit();
+            let limit = patience.limit_where(worth);
             if limit.ns >= 100_000 {
                 awake += 1;
                 patience.learn(100_000, true, limit);
@@ -258,12 +264,9 @@ mod tests {
 
     #[test]
     fn who_has_little_to_do_sleeps_for_long_waits_and_who_has_much_stays_awake() {
-        WORTH_NS.store(160_000, Ordering::Relaxed);
-        let (little, much) = (awake_of_a_thousand(2_000), awake_of_a_thousand(60_000));
-        WORTH_NS.store(SLEEP_NS, Ordering::Relaxed);
-        assert!(little < 150, "{little}");
-        assert!(much > 900, "{much}");
-        assert!(awake_of_a_thousand(60_000) < 50, "where a sleep is worth less than the wait");
+        assert!(awake_of_a_thousand(2_000, 160_000) < 150);
+        assert!(awake_of_a_thousand(60_000, 160_000) > 900);
+        assert!(awake_of_a_thousand(60_000, SLEEP_NS) < 50, "where a sleep is worth less than the wait");
     }
 
     #[test]
