@@ -43,7 +43,7 @@ fn what_waits_in_the_stack_moves_with_its_connection() {
         large.write_all(b"GET large\r\n").unwrap();
         let mut others: Vec<TcpStream> = (0..7).map(|_| remote()).collect();
         until_on(&stack, &mut others, 2);
-        // A thread that helps out returns the connections when it gets a server of its own, and helps again afterwards.
+        // A helping thread gives its connections back when it gets its own server, and helps again afterwards.
         for _ in 0..3 {
             let second = server_at(&meeting, 7991, "valkey-9.1");
             until_on(&stack, &mut others, 1);

@@ -18,7 +18,7 @@ const MOST_NS: u64 = 200_000;
 const SLEEP_NS: u64 = 40_000;
 /// At most.
 const DEAR_SLEEP_NS: u64 = 200_000;
-/// So many times what a processor takes to wake up: the ratio that was best on machines that take 4 us and 20 us.
+/// A sleep is worth this many times the wake-up latency: the ratio that was best on machines with 4 us and 20 us.
 const SLEEP_IS_WORTH: u64 = 8;
 /// How often that is tried, and how long each sleep is.
 const TRIES: usize = 16;
@@ -82,15 +82,15 @@ fn worth_of(mut late: Vec<u64>) -> u64 {
     late.get(late.len() / 4).map_or(SLEEP_NS, |late| (late * SLEEP_IS_WORTH).clamp(SLEEP_NS, DEAR_SLEEP_NS))
 }
 
-/// How long a waiter stays awake before it asks whether others wait for its processor, and how often from then on.
+/// How long a waiter polls before it first yields its processor, and how often it yields after that.
 const ASK_AFTER_NS: u64 = 40_000;
 const ASK_EVERY_NS: u64 = 20_000;
-/// Whom the processor was given to for so long has used it.
+/// A yield that takes longer than this has let something else run.
 const USED_NS: u64 = 10_000;
-/// For so many waits after that it is not given away again: who gets it may keep it for milliseconds.
+/// After that it does not yield for this many waits: whatever runs instead may keep the processor for milliseconds.
 const CROWDED: u32 = 64;
 
-/// One who stays awake, and gives way to those who could use the processor.
+/// A waiter that polls, and yields to whatever else could use its processor.
 pub struct Awake {
     ask_at: u64,
 }
@@ -100,7 +100,7 @@ impl Awake {
         Awake { ask_at: begun + ASK_AFTER_NS }
     }
 
-    /// Whether somebody else needed the processor, and has had it for a while.
+    /// Yields the processor when that is due. True if something else ran.
     #[inline]
     pub fn gave_way(&mut self, now: u64) -> bool {
         if now < self.ask_at {
@@ -114,9 +114,9 @@ impl Awake {
     }
 }
 
-/// So many times as long as a waiter works it may stay awake in waits that usually take longer than [`SLEEP_NS`]. A
-/// peer that takes its time since it has a lot to do for us gives us as much to do; where requests are few the
-/// processor is better left alone. Work is what comes between two waits, whatever the program does there.
+/// Where answers usually take longer than [`SLEEP_NS`], a waiter may poll for this many times as long as it has worked.
+/// A peer that is slow because it has a lot to do for us will give us a lot to do; where requests are few, polling only
+/// burns a processor. Work is the time between two waits, whatever the program does in it.
 const AWAKE_FOR_WORK: u64 = 4;
 /// Work counts for so much at a time, and this much is saved up at most.
 const WORK_NS: u64 = 200_000;
@@ -132,7 +132,7 @@ pub struct Patience {
     ended_at: AtomicU64,
     /// How long it may stay awake in waits longer than [`SLEEP_NS`].
     credit_ns: AtomicU64,
-    /// For how many waits it keeps to [`SLEEP_NS`], since somebody else needed the processor.
+    /// For how many more waits it polls for [`SLEEP_NS`] at most, because something else needed the processor.
     crowded: AtomicU32,
 }
 
@@ -161,8 +161,10 @@ impl Patience {
     /// A wait begins: until now it was at work.
     #[inline]
     pub fn begins(&self, now: u64) {
-        let ended = self.ended_at.swap(0, Ordering::Relaxed);
+        // Not one locked instruction: this is the path of each wait.
+        let ended = self.ended_at.load(Ordering::Relaxed);
         if ended != 0 {
+            self.ended_at.store(0, Ordering::Relaxed);
             let earned = now.saturating_sub(ended).min(WORK_NS) * AWAKE_FOR_WORK;
             let credit = self.credit_ns.load(Ordering::Relaxed);
             self.credit_ns.store((credit + earned).min(CREDIT_NS), Ordering::Relaxed);

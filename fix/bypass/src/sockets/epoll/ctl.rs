@@ -119,7 +119,8 @@ pub(super) unsafe fn ctl_ours(
         return refuse(libc::EAGAIN);
     }
     // Another thread may put it into another set at the same time.
-    let new = op == libc::EPOLL_CTL_ADD && !event.is_null() && stream.claim(epoll.id);
+    let adds = op == libc::EPOLL_CTL_ADD && !event.is_null();
+    let new = adds && !epoll.has(stream) && stream.claim(epoll.id);
     if !new && !epoll.has(stream) {
         drop(inside);
         match op {
