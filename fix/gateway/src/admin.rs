@@ -174,8 +174,8 @@ impl Worker {
         let (now, worker) = (self.now, self.number);
         let Some(client) = self.client(whom) else { return String::new() };
         let mode = match () {
-            () if matches!(client.doing, Doing::Monitor) => "O",
-            () if !client.subs.is_empty() => "P",
+            () if matches!(client.rare.doing, Doing::Monitor) => "O",
+            () if !client.subscriber.lanes.is_empty() => "P",
             () if client.transaction().is_some() => "x",
             () => "N",
         };
@@ -184,18 +184,18 @@ impl Worker {
             "id={} addr={} laddr={} name={} age={} idle={} flags={mode} db={} sub={} resp={} pending={} tot-cmds={} \
              own-connections={} worker={worker} lib-name={}",
             client.number,
-            address(client.from),
-            address(client.to),
-            field(&client.name),
+            address(client.ends.from()),
+            address(client.ends.to()),
+            field(&client.names.own),
             now.saturating_sub(client.born) / (1000 * MS),
             now.saturating_sub(client.seen) / (1000 * MS),
             client.db,
-            client.channels.len(),
+            client.subscriber.channels.len(),
             client.proto,
             client.pending.len(),
             client.commands,
             u8::from(client.bulky || client.pin.is_some() || client.aside.is_some()),
-            field(&client.library),
+            field(&client.names.library),
         );
         let user = identity.and_then(|i| self.identities[i].as_ref()?.user.clone());
         let _ = write!(line, " user={}", field(user.as_deref().unwrap_or(b"default")));

@@ -21,7 +21,7 @@ impl Worker {
         let sub = command.word(1);
         let slot = || command.number::<u16>(2).filter(|s| *s < SLOTS);
         let Some(client) = self.client(whom) else { return true };
-        let (to, proto) = (client.to, client.proto);
+        let (to, proto) = (client.ends.to(), client.proto);
         let mut out = Vec::new();
         match sub.as_slice() {
             b"COUNTKEYSINSLOT" | b"GETKEYSINSLOT" if let Some(slot) = slot() => {

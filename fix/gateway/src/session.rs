@@ -1,20 +1,21 @@
 //! What a worker remembers of a client, of a connection to a server, and of a command between the two.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 
 use unslow_nodes::{Backoff, Greeting, Login};
 use unslow_reactor::Id;
 use unslow_resp::{Limits, Splitter};
 
+use crate::ends::Ends;
 use crate::flight::Waiting;
 pub use crate::flight::{Flight, Kind, NO_SLOT};
 pub use crate::ids::Whom;
 use crate::ids::{IdentityId, LaneId, SetId};
 use crate::journal::Journal;
 use crate::own::Permit;
+use crate::rarely::{Rarely, Resting};
 use crate::request::{Passing, Progress};
-use crate::subscriptions::{Awaited, Channels};
+use crate::subscriptions::{Awaited, Subscriber};
 use unslow_nodes::NOBODY;
 
 /// Place of a MULTI that the gateway says for a client: nobody waits for its answer, but it must be good.
@@ -190,13 +191,52 @@ pub struct Stream {
     pub passing: Passing,
 }
 
+/// What most clients are never in the middle of.
+#[derive(Default)]
+pub struct Rare {
+    pub doing: Doing,
+    pub stream: Option<Box<Stream>>,
+    /// Commands that a server would not take just now, in their order.
+    pub waiting: Vec<Waiting>,
+    /// One behind them, on the same slot, has run.
+    pub overtaken: bool,
+    /// Pushes that wait for the end of an answer that is partly with the client.
+    pub pushes: Vec<u8>,
+}
+
+impl Resting for Rare {
+    const REST: &'static Rare =
+        &Rare { doing: Doing::Nothing, stream: None, waiting: Vec::new(), overtaken: false, pushes: Vec::new() };
+
+    fn is_at_rest(&self) -> bool {
+        let Rare { doing, stream, waiting, overtaken, pushes } = self;
+        matches!(doing, Doing::Nothing) && stream.is_none() && waiting.is_empty() && !overtaken && pushes.is_empty()
+    }
+}
+
+/// What a client says it is.
+#[derive(Default)]
+pub struct Names {
+    /// CLIENT SETNAME.
+    pub own: Vec<u8>,
+    /// CLIENT SETINFO LIB-NAME.
+    pub library: Vec<u8>,
+}
+
+impl Resting for Names {
+    const REST: &'static Names = &Names { own: Vec::new(), library: Vec::new() };
+
+    fn is_at_rest(&self) -> bool {
+        self.own.is_empty() && self.library.is_empty()
+    }
+}
+
 pub struct Client {
     pub id: Id,
     pub serial: u32,
     /// CLIENT ID.
     pub number: u64,
-    pub from: Option<SocketAddr>,
-    pub to: Option<SocketAddr>,
+    pub ends: Ends,
     /// Its connections to servers; none before AUTH where one is needed.
     pub set: Option<SetId>,
     pub identity: Option<IdentityId>,
@@ -211,15 +251,12 @@ pub struct Client {
     pub base: u32,
     /// `pending[0]` is partly with the client.
     pub midway: bool,
-    /// Pushes that wait for its end.
-    pub pushes: Vec<u8>,
     /// Later commands wait until all answers are there: one of them is being sent again.
     pub barrier: bool,
     pub stall: Stall,
     pub leaving: Leaving,
     /// Of the map its commands went by.
     pub version: u64,
-    pub doing: Doing,
     pub watch: Watch,
     /// What a server judges.
     pub asked: Option<Box<Asked>>,
@@ -229,31 +266,18 @@ pub struct Client {
     pub pin_slot: u16,
     /// Another one, for a command that blocks while `pin` watches.
     pub aside: Option<LaneId>,
-    /// Lanes of subscriptions.
-    pub subs: Vec<LaneId>,
-    pub channels: Channels,
-    /// Confirmations of subscribing that the client is to get, from its lanes of subscriptions.
-    pub subscribing: usize,
-    /// Confirmations of unsubscribing that are to come.
-    pub unsubscribing: usize,
-    /// What has come of it since it was last caught up with goes behind this subscription, where the order counts.
-    pub behind: Option<u64>,
-    pub name: Vec<u8>,
-    pub library: Vec<u8>,
+    pub rare: Rarely<Rare>,
+    pub subscriber: Rarely<Subscriber>,
+    pub names: Rarely<Names>,
     pub replies: Replies,
     /// Got or sent something large: has connections of its own from then on.
     pub bulky: bool,
-    /// Commands that a server would not take just now, in their order.
-    pub waiting: Vec<Waiting>,
-    /// One behind them, on the same slot, has run.
-    pub overtaken: bool,
     /// It left a server waiting for too long: no more patience until it has caught up.
     pub slow: bool,
     /// Bytes of answers before their turn.
     pub parked: usize,
     /// CLIENT TRACKING is on: what it has cached it may have to forget.
     pub tracking: bool,
-    pub stream: Option<Box<Stream>>,
     /// Node of its last command, for WAIT.
     pub last_node: u16,
     /// CLIENT MAINT_NOTIFICATIONS ON.
@@ -263,6 +287,9 @@ pub struct Client {
     pub commands: u64,
 }
 
+/// Tens of thousands of them are idle: what only some ever have is in `rare`, `subscriber` and `names`.
+const _: () = assert!(size_of::<Client>() <= 200);
+
 impl Client {
     /// One that has just come, and has said nothing.
     pub fn new(id: Id, serial: u32, now: u64) -> Client {
@@ -270,8 +297,7 @@ impl Client {
             id,
             serial,
             number: 0,
-            from: None,
-            to: None,
+            ends: Ends::Unix,
             set: None,
             identity: None,
             db: 0,
@@ -281,32 +307,23 @@ impl Client {
             pending: VecDeque::new(),
             base: 0,
             midway: false,
-            pushes: Vec::new(),
             barrier: false,
             stall: Stall::No,
             leaving: Leaving::No,
             version: 0,
-            doing: Doing::Nothing,
             watch: Watch::Nothing,
             asked: None,
             pin: None,
             pin_slot: NO_SLOT,
             aside: None,
-            subs: Vec::new(),
-            channels: Channels::default(),
-            subscribing: 0,
-            unsubscribing: 0,
-            behind: None,
-            name: Vec::new(),
-            library: Vec::new(),
+            rare: Rarely::default(),
+            subscriber: Rarely::default(),
+            names: Rarely::default(),
             replies: Replies::On,
             bulky: false,
-            waiting: Vec::new(),
-            overtaken: false,
             slow: false,
             parked: 0,
             tracking: false,
-            stream: None,
             last_node: NOBODY,
             notified: false,
             born: now,
@@ -326,6 +343,10 @@ impl Client {
                 true
             }
         };
+        if self.pending.capacity() == 0 {
+            // Most clients have one at a time.
+            self.pending.reserve_exact(1);
+        }
         self.pending.push_back(Pending { done: false, mute, bytes: Vec::new() });
         self.base.wrapping_add(self.pending.len() as u32 - 1)
     }
@@ -344,8 +365,8 @@ impl Client {
     #[inline]
     pub fn plain(&self) -> bool {
         self.pin.is_none()
-            && matches!(self.doing, Doing::Nothing)
-            && (self.subs.is_empty() || self.proto == 3 && !self.awaits_confirmations())
+            && matches!(self.rare.doing, Doing::Nothing)
+            && (self.subscriber.lanes.is_empty() || self.proto == 3 && !self.awaits_confirmations())
             && self.set.is_some()
     }
 
@@ -353,15 +374,15 @@ impl Client {
     /// connection. A subscription without a node is not waited for.
     #[inline]
     pub fn awaits_confirmations(&self) -> bool {
-        !self.subs.is_empty() && (self.subscribing > 0 || self.unsubscribing > 0)
+        !self.subscriber.lanes.is_empty() && (self.subscriber.subscribing > 0 || self.subscriber.unsubscribing > 0)
     }
 
     pub fn mode(&self) -> Mode {
-        match &self.doing {
-            _ if self.stream.is_some() => Mode::Streaming,
+        match &self.rare.doing {
+            _ if self.rare.stream.is_some() => Mode::Streaming,
             Doing::Monitor => Mode::Monitor,
             Doing::Transaction(t) => Mode::Transaction(t.at),
-            Doing::Nothing if self.proto == 2 && !self.subs.is_empty() => Mode::Subscriber,
+            Doing::Nothing if self.proto == 2 && !self.subscriber.lanes.is_empty() => Mode::Subscriber,
             Doing::Nothing if self.aside.is_some() => Mode::Blocked,
             Doing::Nothing if self.pin.is_some() && !self.watch.held() && !self.pending.is_empty() => Mode::Blocked,
             Doing::Nothing => Mode::Plain,
@@ -369,14 +390,14 @@ impl Client {
     }
 
     pub fn transaction(&self) -> Option<&Transaction> {
-        match &self.doing {
+        match &self.rare.doing {
             Doing::Transaction(t) => Some(t),
             _ => None,
         }
     }
 
     pub fn transaction_mut(&mut self) -> Option<&mut Transaction> {
-        match &mut self.doing {
+        match &mut self.rare.doing {
             Doing::Transaction(t) => Some(t),
             _ => None,
         }
@@ -386,17 +407,17 @@ impl Client {
     pub fn is_between_commands(&self) -> bool {
         self.pending.is_empty()
             && self.unread == 0
-            && matches!(self.doing, Doing::Nothing)
-            && self.subs.is_empty()
+            && matches!(self.rare.doing, Doing::Nothing)
+            && self.subscriber.lanes.is_empty()
             && !self.watch.held()
             && self.asked.is_none()
-            && self.stream.is_none()
+            && self.rare.stream.is_none()
     }
 
     /// Whether it waits for an answer that cannot come once it sends no more: its server has half of a command and
     /// waits for the rest.
     pub fn lacks_rest(&self) -> bool {
-        self.stall == Stall::No && self.stream.as_ref().is_some_and(|s| s.lane.is_some())
+        self.stall == Stall::No && self.rare.stream.as_ref().is_some_and(|s| s.lane.is_some())
     }
 
     /// Whether it has said more than what connections begin with: HELLO, AUTH, CLIENT, SELECT.
@@ -407,18 +428,45 @@ impl Client {
 
     /// Whether the dedicated lane has done its work.
     pub fn needs_pin(&self) -> bool {
-        self.watch.held() || !matches!(self.doing, Doing::Nothing)
+        self.watch.held() || !matches!(self.rare.doing, Doing::Nothing)
     }
 
     /// A transaction or a WATCH is over, whatever became of it. The databases that were to be selected in it.
     pub fn end_transaction(&mut self) -> Vec<(usize, u32)> {
         self.watch = Watch::Nothing;
-        match std::mem::take(&mut self.doing) {
-            Doing::Transaction(t) => t.selects,
-            other => {
-                self.doing = other;
-                Vec::new()
-            }
+        match self.transaction() {
+            None => Vec::new(),
+            Some(_) => match self.end_doing() {
+                Doing::Transaction(t) => t.selects,
+                Doing::Nothing | Doing::Monitor => Vec::new(),
+            },
+        }
+    }
+
+    /// It is not in the middle of anything any more: of what.
+    pub fn end_doing(&mut self) -> Doing {
+        if let Doing::Nothing = self.rare.doing {
+            return Doing::Nothing;
+        }
+        let done = std::mem::take(&mut self.rare.doing);
+        self.rare.settle();
+        done
+    }
+
+    /// It has another name from now on; an empty one is none.
+    pub fn rename(&mut self, name: Vec<u8>) {
+        if self.names.own != name {
+            self.names.own = name;
+            self.names.settle();
+        }
+    }
+
+    /// It is not behind any subscription any more.
+    #[inline]
+    pub fn catch_up(&mut self) {
+        if self.subscriber.behind.is_some() {
+            self.subscriber.behind = None;
+            self.subscriber.settle();
         }
     }
 }

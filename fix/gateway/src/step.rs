@@ -195,7 +195,7 @@ impl Client {
         }
         // How many confirmations an UNSUBSCRIBE of everything has depends on those that are to come.
         let subscribes = matches!(special, Some(Special::Subscribe | Special::Ssubscribe));
-        if self.awaits_confirmations() && (!subscribes || self.unsubscribing > 0 || command.len() == 1) {
+        if self.awaits_confirmations() && (!subscribes || self.subscriber.unsubscribing > 0 || command.len() == 1) {
             return Step::Wait(Stall::Confirmations);
         }
         match self.mode() {

@@ -6,6 +6,7 @@ use std::collections::btree_map::Entry;
 use crate::clock::MS;
 use crate::ids::LaneId;
 use crate::ids::Whom;
+use crate::rarely::Resting;
 
 /// A message waits at most this long for a subscription, counted from when that was sent.
 const PATIENCE: u64 = 100 * MS;
@@ -29,6 +30,44 @@ pub struct Subscription {
     silent: bool,
 }
 
+/// What a client has that subscribes.
+#[derive(Default)]
+pub struct Subscriber {
+    /// Its lanes of subscriptions.
+    pub lanes: Vec<LaneId>,
+    pub channels: Channels,
+    /// Confirmations of subscribing that the client is to get, from its lanes of subscriptions.
+    pub subscribing: usize,
+    /// Confirmations of unsubscribing that are to come.
+    pub unsubscribing: usize,
+    /// What has come of it since it was last caught up with goes behind this subscription, where the order counts.
+    pub behind: Option<u64>,
+}
+
+impl Resting for Subscriber {
+    const REST: &'static Subscriber =
+        &Subscriber { lanes: Vec::new(), channels: Channels::NONE, subscribing: 0, unsubscribing: 0, behind: None };
+
+    fn is_at_rest(&self) -> bool {
+        self.has_nothing() && self.lanes.is_empty() && !self.channels.leaves() && self.behind.is_none()
+    }
+}
+
+impl Subscriber {
+    /// Nothing is subscribed or about to be.
+    pub fn has_nothing(&self) -> bool {
+        self.channels.is_empty() && self.subscribing == 0 && self.unsubscribing == 0
+    }
+
+    /// There will be no connection for what is on this lane.
+    pub fn give_up(&mut self, lane: LaneId) {
+        self.lanes.retain(|at| *at != lane);
+        for channel in self.channels.lose_all(lane) {
+            self.channels.remove(&channel);
+        }
+    }
+}
+
 /// The subscriptions of a client.
 #[derive(Debug, Default)]
 pub struct Channels {
@@ -45,6 +84,8 @@ pub fn cost(name: &[u8]) -> usize {
 }
 
 impl Channels {
+    const NONE: Channels = Channels { held: BTreeMap::new(), bytes: 0, leaving: BTreeMap::new() };
+
     pub fn len(&self) -> usize {
         self.held.len()
     }
@@ -152,10 +193,6 @@ impl Channels {
         let silent = held.silent || held.confirmed;
         *held = Subscription { lane: Some(lane), confirmed: false, silent };
         silent
-    }
-
-    pub fn clear(&mut self) {
-        *self = Channels::default();
     }
 
     fn hold(&mut self, channel: Channel, lane: LaneId) -> &mut Subscription {

@@ -38,8 +38,8 @@ fn user_ns(pid: u32) -> u64 {
     (seconds(stat(pid).expect("it runs").utime) * 1e9) as u64
 }
 
-fn resident_mb(pid: u32) -> u64 {
-    status(pid).expect("it runs").vmrss.expect("a resident size") / 1024
+fn anonymous_kb(pid: u32) -> u64 {
+    status(pid).expect("it runs").rssanon.expect("a resident size")
 }
 
 fn median(values: &mut [f64]) -> f64 {
@@ -225,10 +225,11 @@ fn main() {
     ways.extend(predixy("predixy", &dir, &server, 1));
     ways.extend(gateway("unslow, 2 threads", &unslow, &dir, &server, "threads = 2"));
     ways.extend(predixy("predixy, 2 threads", &dir, &server, 2));
+    // Before any load, whose buffers would hide what clients take.
+    idle(&ways);
     fill(&unslow, &server);
     costs(&ways, &server, rounds);
     latency(&unslow, &ways, &server, rounds);
-    idle(&ways);
     let _ = fs::remove_dir_all(&dir);
 }
 
@@ -304,27 +305,34 @@ fn latency(unslow: &Path, ways: &[Way], server: &Server, rounds: usize) {
     }
 }
 
-/// Memory of clients that each have asked once and stay.
+/// Memory of clients that stay: of those that have said nothing, and of those that have asked once.
 fn idle(ways: &[Way]) {
-    let gateway = ways[1].pid().expect("a proxy");
-    let empty = resident_mb(gateway);
-    let mut idle = Vec::new();
-    while idle.len() < 9000 {
-        match std::net::TcpStream::connect(&ways[1].url) {
-            Ok(mut stream) => {
-                use std::io::{Read, Write};
-                stream.write_all(b"GET unslow:1\r\n").expect("written");
-                let _ = stream.read(&mut [0; 256]);
+    const CLIENTS: u64 = 9000;
+    println!("\nMemory of a client that stays, of {CLIENTS} on one thread, in bytes (anonymous pages):\n");
+    println!("| way | has said nothing | has asked once |\n|---|---|---|");
+    for way in ways.iter().filter(|way| way.proxy.is_some() && !way.name.contains(',')) {
+        let pid = way.pid().expect("a proxy");
+        // What the first have given back serves the second: both are counted from the same beginning.
+        let before = anonymous_kb(pid);
+        let each = [false, true].map(|asks| {
+            let mut idle = Vec::new();
+            while idle.len() < CLIENTS as usize {
+                let mut stream = std::net::TcpStream::connect(&way.url).expect("a connection; is `ulimit -n` 20000?");
+                if asks {
+                    use std::io::{Read, Write};
+                    stream.write_all(b"*2\r\n$3\r\nGET\r\n$8\r\nunslow:1\r\n").expect("written");
+                    let _ = stream.read(&mut [0; 256]);
+                }
                 idle.push(stream);
             }
-            Err(_) => break, // the limit of open files
-        }
+            std::thread::sleep(Duration::from_secs(1));
+            let grown = anonymous_kb(pid).saturating_sub(before);
+            drop(idle);
+            std::thread::sleep(Duration::from_secs(1));
+            grown * 1024 / CLIENTS
+        });
+        println!("| {} | {} | {} |", way.name, each[0], each[1]);
     }
-    println!(
-        "\n{} clients that have asked once and stay: {} MB resident, {empty} MB without them.",
-        idle.len(),
-        resident_mb(gateway)
-    );
 }
 
 /// `proxies storm BINARY`: 4,000 clients that each ask CLUSTER NODES and CLUSTER SLOTS once in ten seconds, as many

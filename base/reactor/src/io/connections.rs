@@ -9,7 +9,7 @@ use rustix::net::{
 };
 
 use super::Io;
-use super::link::Link;
+use super::link::{Batch, Link};
 use super::timers::Due;
 use crate::tls::Session;
 use crate::{Change, Closed, Handler, Id, Peer, Tls};
@@ -19,6 +19,12 @@ pub(super) struct Slot {
     generation: u32,
     link: Option<Link>,
 }
+
+/// Emptied buffers that are kept for the next output. More than a turn fills are not needed.
+const SPARE: usize = 256;
+
+/// Tens of thousands of them are idle: what only some connections have is apart.
+const _: () = assert!(size_of::<Slot>() <= 128);
 
 impl Io {
     /// Begins a connection; [`Handler::opened`] or [`Handler::closed`] follows, the latter at `deadline` at the latest.
@@ -62,7 +68,12 @@ impl Io {
     pub fn output(&mut self, id: Id) -> &mut Vec<u8> {
         self.mark(id);
         match self.slots.get_mut(id.index as usize) {
-            Some(Slot { generation, link: Some(link) }) if *generation == id.generation => &mut link.out,
+            Some(Slot { generation, link: Some(link) }) if *generation == id.generation => {
+                if link.out.capacity() == 0 {
+                    link.out = self.spare.pop().unwrap_or_default();
+                }
+                &mut link.out
+            }
             _ => {
                 self.nowhere.clear();
                 &mut self.nowhere
@@ -72,7 +83,7 @@ impl Io {
 
     /// Bytes that wait to be sent.
     pub fn unsent(&mut self, id: Id) -> usize {
-        self.link(id).map_or(0, |l| l.out.len() + l.wire.len() - l.wire_sent)
+        self.link(id).map_or(0, |l| l.unsent())
     }
 
     /// Bytes that wait for connections that were taken from listeners, all together: what their sockets had not taken
@@ -114,7 +125,7 @@ impl Io {
     /// Closes without a word to the handler.
     pub fn close(&mut self, id: Id) {
         if let Some(link) = self.link(id) {
-            let (lost, unsent) = (link.lost + link.waiting(), link.left_unsent);
+            let (lost, unsent) = (link.never_sent(), link.left_unsent);
             self.lost = lost;
             self.unsent_to_visitors -= unsent;
             let slot = &mut self.slots[id.index as usize];
@@ -153,11 +164,17 @@ impl Io {
         if !link.connected {
             return;
         }
-        if !link.out.is_empty() {
-            link.written_at = now;
+        if let Some(batch) = &mut link.batch
+            && !link.out.is_empty()
+        {
+            batch.written_at = now;
         }
         let written = link.write(kept);
+        let spare = if link.out.is_empty() { std::mem::take(&mut link.out) } else { Vec::new() };
         let (before, unsent) = link.count_unsent();
+        if spare.capacity() > 0 && self.spare.len() < SPARE {
+            self.spare.push(spare);
+        }
         self.unsent_to_visitors = self.unsent_to_visitors + unsent - before;
         let Some(link) = self.link(id) else { return };
         if let Err(why) = written {
@@ -166,17 +183,14 @@ impl Io {
                 return;
             }
             // What the peer said before it went is still to be read; the end comes behind it.
-            link.lost += link.waiting();
-            link.out = Vec::new();
-            (link.wire, link.wire_sent) = (Vec::new(), 0);
             if let Closed::Tls(_) = why {
                 self.fail(id, why);
                 return;
             }
-            link.unwritten.get_or_insert(why);
+            link.give_up_output(why);
             link.paused = false;
             self.resumed.push(id);
-        } else if link.finishing && link.out.is_empty() && link.wire.is_empty() {
+        } else if link.finishing && link.unsent() == 0 {
             if let Some(carrier) = link.carrier {
                 carrier.ending(link.fd.as_fd());
             }
@@ -191,7 +205,8 @@ impl Io {
     /// when more is appended. The first after a rest is written with its turn.
     pub fn batch(&mut self, id: Id, ns: u64) {
         if let Some(link) = self.link(id) {
-            link.batch_ns = ns;
+            let written_at = link.batch.take().map_or(0, |batch| batch.written_at);
+            link.batch = (ns > 0).then(|| Box::new(Batch { ns, written_at }));
             // The timer that is set may now ring too early, and no other would follow.
             self.decide_again(id);
         }
@@ -241,29 +256,7 @@ impl Io {
             None => epoll::add(&self.epoll, &fd, event_data(id), interest).map_err(std::io::Error::from),
             Some(c) => c.change(self.epoll.as_fd(), fd.as_fd(), Change::Add(event_data(id).u64(), interest.bits())),
         };
-        self.slots[index as usize].link = Some(Link {
-            fd,
-            session,
-            out: Vec::new(),
-            wire: Vec::new(),
-            wire_sent: 0,
-            left: Vec::new(),
-            unwritten: None,
-            lost: 0,
-            is_visitor: false,
-            left_unsent: 0,
-            interest,
-            connected: false,
-            opened: false,
-            paused: false,
-            dirty: false,
-            ended: false,
-            finishing: false,
-            batch_ns: 0,
-            written_at: 0,
-            waits: false,
-            carrier: self.carrier,
-        });
+        self.slots[index as usize].link = Some(Link::new(fd, session, interest, self.carrier));
         if let Err(e) = added {
             self.fail(id, Closed::Connect(e));
         }
@@ -284,7 +277,7 @@ impl Io {
         if !link.connected {
             return;
         }
-        let blocked = !link.wire.is_empty();
+        let blocked = link.is_blocked();
         let wanted = match (link.paused || link.ended, blocked) {
             (false, false) => EventFlags::IN,
             (false, true) => EventFlags::IN | EventFlags::OUT,

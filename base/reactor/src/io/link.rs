@@ -15,15 +15,13 @@ pub(super) struct Link {
     pub(super) session: Option<Box<Session>>,
     /// To be sent, in the clear.
     pub(super) out: Vec<u8>,
-    /// What stands in front of it on the wire: under TLS ciphertext, else only what a full socket left over.
-    pub(super) wire: Vec<u8>,
-    pub(super) wire_sent: usize,
+    /// What stands in front of it on the wire. Apart, like what follows it, since most connections have none.
+    pub(super) wire: Option<Box<Wire>>,
+    /// What became of it where writing failed.
+    pub(super) unwritten: Option<Box<Unwritten>>,
+    pub(super) batch: Option<Box<Batch>>,
     /// Received and not yet used.
     pub(super) left: Vec<u8>,
-    /// Why writing failed.
-    pub(super) unwritten: Option<Closed>,
-    /// Dropped then.
-    pub(super) lost: usize,
     /// Taken from a listener.
     pub(super) is_visitor: bool,
     /// What was left of its output when it was written last, if it is a visitor's.
@@ -37,13 +35,37 @@ pub(super) struct Link {
     pub(super) ended: bool,
     /// To be closed when everything is sent.
     pub(super) finishing: bool,
-    /// Least time between two writes, in nanoseconds; 0 for no limit ([`crate::Io::batch`]).
-    pub(super) batch_ns: u64,
-    /// When some was written last.
-    pub(super) written_at: u64,
     /// A timer will write what is there.
     pub(super) waits: bool,
     pub(super) carrier: Option<&'static dyn Carrier>,
+}
+
+/// Bytes that are ready for the socket: under TLS ciphertext, else only what a full socket left over.
+#[derive(Default)]
+pub(super) struct Wire {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+/// Output that its peer will never see.
+pub(super) struct Unwritten {
+    /// None once it was told.
+    pub(super) why: Option<Closed>,
+    bytes: usize,
+}
+
+/// Output that waits for more to be written with it ([`crate::Io::batch`]).
+pub(super) struct Batch {
+    /// Least time between two writes, in nanoseconds.
+    pub(super) ns: u64,
+    /// When some was written last.
+    pub(super) written_at: u64,
+}
+
+impl Wire {
+    fn unsent(&self) -> usize {
+        self.bytes.len() - self.sent
+    }
 }
 
 impl Drop for Link {
@@ -54,25 +76,47 @@ impl Drop for Link {
     }
 }
 
-#[inline]
-fn sent(carrier: Option<&'static dyn Carrier>, fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
-    match carrier {
-        None => send(fd, bytes, SendFlags::NOSIGNAL),
-        Some(carrier) => carrier.send(fd.as_fd(), bytes).map_err(errno),
-    }
-}
-
 fn errno(e: std::io::Error) -> Errno {
     e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
 impl Link {
+    /// One whose socket is not known to be connected.
+    pub(super) fn new(
+        fd: OwnedFd,
+        session: Option<Box<Session>>,
+        interest: EventFlags,
+        carrier: Option<&'static dyn Carrier>,
+    ) -> Link {
+        Link {
+            fd,
+            session,
+            out: Vec::new(),
+            wire: None,
+            unwritten: None,
+            batch: None,
+            left: Vec::new(),
+            is_visitor: false,
+            left_unsent: 0,
+            interest,
+            connected: false,
+            opened: false,
+            paused: false,
+            dirty: false,
+            ended: false,
+            finishing: false,
+            waits: false,
+            carrier,
+        }
+    }
+
     /// Until when its output waits for more to be written with it.
     #[inline]
     pub(super) fn waits_until(&self, now: u64) -> Option<u64> {
-        let at = self.written_at + self.batch_ns;
-        let waits = self.batch_ns > 0 && at > now && !self.out.is_empty();
-        (waits && !self.is_full_batch() && !self.finishing).then_some(at)
+        let batch = self.batch.as_ref()?;
+        let at = batch.written_at + batch.ns;
+        let waits = at > now && !self.out.is_empty() && !self.is_full_batch() && !self.finishing;
+        waits.then_some(at)
     }
 
     /// Whether its output is too much to wait for more.
@@ -89,6 +133,11 @@ impl Link {
         }
     }
 
+    /// Why writing failed, once.
+    pub(super) fn take_why_unwritten(&mut self) -> Option<Closed> {
+        self.unwritten.as_mut()?.why.take()
+    }
+
     /// What came of a read: bytes, none for now, or the end.
     pub(super) fn heard(&self, received: Result<usize, Errno>) -> Result<usize, Closed> {
         match received {
@@ -101,66 +150,107 @@ impl Link {
         }
     }
 
+    /// Bytes that are ready for the socket, which has not taken them.
+    #[inline]
+    fn blocked(&self) -> usize {
+        self.wire.as_ref().map_or(0, |wire| wire.unsent())
+    }
+
+    /// Whether it is to be written when the socket takes more.
+    #[inline]
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked() > 0
+    }
+
+    /// Bytes that wait to be sent.
+    #[inline]
+    pub(super) fn unsent(&self) -> usize {
+        self.out.len() + self.blocked()
+    }
+
     /// Output the peer cannot have seen.
-    pub(super) fn waiting(&self) -> usize {
-        self.out.len() + if self.session.is_some() { 0 } else { self.wire.len() - self.wire_sent }
+    pub(super) fn never_sent(&self) -> usize {
+        let waiting = if self.session.is_some() { self.out.len() } else { self.unsent() };
+        waiting + self.unwritten.as_ref().map_or(0, |unwritten| unwritten.bytes)
+    }
+
+    /// Its output cannot be written any more, for this reason.
+    pub(super) fn give_up_output(&mut self, why: Closed) {
+        let bytes = self.never_sent();
+        (self.out, self.wire) = (Vec::new(), None);
+        match &mut self.unwritten {
+            Some(unwritten) => unwritten.bytes = bytes,
+            None => self.unwritten = Some(Box::new(Unwritten { why: Some(why), bytes })),
+        }
     }
 
     /// What was left of a visitor's output before, and what is now.
     #[inline]
     pub(super) fn count_unsent(&mut self) -> (usize, usize) {
-        let now = if self.is_visitor { self.out.len() + self.wire.len() - self.wire_sent } else { 0 };
+        let now = if self.is_visitor { self.unsent() } else { 0 };
         (std::mem::replace(&mut self.left_unsent, now), now)
     }
 
+    /// Writes what the socket takes. What it leaves of the output goes in front, so that what is appended later finds
+    /// its place behind it.
     pub(super) fn write(&mut self, kept: usize) -> Result<(), Closed> {
-        if self.unwritten.is_some() {
-            self.lost += self.out.len();
+        if let Some(unwritten) = &mut self.unwritten {
+            unwritten.bytes += self.out.len();
             self.out.clear();
             return Ok(());
         }
-        // A peer that always leaves some of it would make this grow for ever.
-        if self.wire_sent > READ && self.wire_sent > self.wire.len() / 2 {
-            self.wire.drain(..std::mem::take(&mut self.wire_sent));
-        }
         if let Some(session) = &mut self.session {
+            let wire = self.wire.get_or_insert_default();
             let encrypted = session.send(&self.out).and_then(|()| {
                 self.out.clear();
-                session.take(&mut self.wire)
+                session.take(&mut wire.bytes)
             });
             encrypted.map_err(Closed::Tls)?;
         }
-        loop {
-            if self.wire_sent < self.wire.len() {
-                match sent(self.carrier, &self.fd, &self.wire[self.wire_sent..]) {
-                    Ok(n) => self.wire_sent += n,
-                    Err(Errno::AGAIN) => return Ok(()),
-                    Err(Errno::INTR) => {}
-                    Err(e) => return Err(Closed::Io(e.into())),
-                }
-                continue;
+        if let Some(wire) = &mut self.wire {
+            // A peer that always leaves some of it would make this grow for ever.
+            if wire.sent > READ && wire.sent > wire.bytes.len() / 2 {
+                wire.bytes.drain(..std::mem::take(&mut wire.sent));
             }
-            emptied(&mut self.wire, kept);
-            self.wire_sent = 0;
-            if self.out.is_empty() {
+            send_on(self.carrier, &self.fd, &wire.bytes, &mut wire.sent)?;
+            if wire.unsent() > 0 {
                 return Ok(());
             }
-            match sent(self.carrier, &self.fd, &self.out) {
-                Ok(n) if n == self.out.len() => emptied(&mut self.out, kept),
-                Ok(n) => {
-                    // The rest moves in front, so that what is appended later finds its place behind it.
-                    std::mem::swap(&mut self.wire, &mut self.out);
-                    self.wire_sent = n;
-                }
-                Err(Errno::AGAIN) => {
-                    std::mem::swap(&mut self.wire, &mut self.out);
-                    return Ok(());
-                }
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(Closed::Io(e.into())),
+            if self.session.is_some() {
+                emptied(&mut wire.bytes, kept);
+                wire.sent = 0;
+            } else {
+                self.wire = None;
             }
         }
+        let mut sent = 0;
+        let outcome = send_on(self.carrier, &self.fd, &self.out, &mut sent);
+        if sent == self.out.len() {
+            emptied(&mut self.out, kept);
+        } else {
+            self.wire = Some(Box::new(Wire { bytes: std::mem::take(&mut self.out), sent }));
+        }
+        outcome
     }
+}
+
+/// Sends bytes from `sent` on until the socket is full, and counts in `sent` what it took.
+#[inline]
+fn send_on(carrier: Option<&'static dyn Carrier>, fd: &OwnedFd, bytes: &[u8], sent: &mut usize) -> Result<(), Closed> {
+    while *sent < bytes.len() {
+        let rest = &bytes[*sent..];
+        let taken = match carrier {
+            None => send(fd, rest, SendFlags::NOSIGNAL),
+            Some(carrier) => carrier.send(fd.as_fd(), rest).map_err(errno),
+        };
+        match taken {
+            Ok(n) => *sent += n,
+            Err(Errno::AGAIN) => break,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(Closed::Io(e.into())),
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn emptied(buffer: &mut Vec<u8>, kept: usize) {

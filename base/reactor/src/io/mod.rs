@@ -53,6 +53,8 @@ pub struct Io {
     dirty: Vec<u32>,
     /// Found broken while the handler was at work; told at the end of the turn.
     broken: Vec<(Id, Closed)>,
+    /// Buffers for output. A connection has one only while some of its output waits.
+    spare: Vec<Vec<u8>>,
     /// Output of connections that are gone.
     nowhere: Vec<u8>,
     input_max: usize,
@@ -84,6 +86,7 @@ impl Reactor {
             free: Vec::new(),
             dirty: Vec::new(),
             broken: Vec::new(),
+            spare: Vec::new(),
             nowhere: Vec::new(),
             input_max: 512 << 20,
             idle_kept: 64 * 1024,

@@ -34,7 +34,7 @@ impl Reactor {
         let got = match link.heard(received) {
             Ok(got) => got,
             Err(why) => {
-                let why = link.unwritten.take().unwrap_or(why);
+                let why = link.take_why_unwritten().unwrap_or(why);
                 return self.end_input(handler, id, kept, why);
             }
         };
@@ -132,7 +132,7 @@ impl Reactor {
         let got = match link.heard(received) {
             Ok(got) => got,
             Err(why) => {
-                let why = link.unwritten.take().unwrap_or(why);
+                let why = link.take_why_unwritten().unwrap_or(why);
                 let used = handler.data(&mut self.io, id, &held);
                 if matches!(why, Closed::Peer) && handler.ended(&mut self.io, id) {
                     if let Some(link) = self.io.link(id) {

@@ -122,9 +122,11 @@ fn a_batch_is_written_when_its_time_has_come_or_when_it_is_much() {
     reactor.io.batch(id, 0);
     assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 503, 10), 20);
     assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 504, 10), 10);
-    // Nor is it forgotten where it is to wait longer than when it began to.
+    // Turned on again it begins as after a rest. What waits is not forgotten where it is to wait longer than when it
+    // began to.
     reactor.io.batch(id, BATCH);
-    let written = begun + 2 * BATCH + 504;
+    let written = begun + 2 * BATCH + 505;
+    assert_eq!(appended(&mut reactor, id, &mut peer, written, 10), 10);
     assert_eq!(appended(&mut reactor, id, &mut peer, written + 1, 10), 0);
     reactor.io.batch(id, 2 * BATCH);
     assert_eq!(appended(&mut reactor, id, &mut peer, written + BATCH, 0), 0);
@@ -136,4 +138,88 @@ fn a_batch_is_written_when_its_time_has_come_or_when_it_is_much() {
     reactor.io.flush_all();
     let mut room = vec![0; READ];
     assert_eq!(std::io::Read::read(&mut peer, &mut room).expect("the end"), 17);
+}
+
+#[test]
+fn a_connection_holds_a_buffer_only_while_output_waits() {
+    let (mut reactor, id, mut peer) = filled(0);
+    peer.set_nonblocking(true).expect("a socket");
+    let held = |reactor: &mut Reactor| reactor.io.link(id).expect("it is open").out.capacity();
+    for turn in 0..3 {
+        assert_eq!(appended(&mut reactor, id, &mut peer, turn, 100), 100);
+        assert_eq!((held(&mut reactor), reactor.io.spare.len()), (0, 1), "one buffer for all turns");
+    }
+    // What the socket leaves over is the connection's own, and gone when it is sent.
+    let much = vec![b'x'; 8 << 20];
+    reactor.io.output(id).extend_from_slice(&much);
+    reactor.io.flush(id);
+    let mut room = vec![0; 1 << 20];
+    while reactor.io.unsent(id) > 0 {
+        assert!(reactor.io.link(id).expect("it is open").is_blocked());
+        let _ = std::io::Read::read(&mut peer, &mut room);
+        reactor.io.flush(id);
+    }
+    let link = reactor.io.link(id).expect("it is open");
+    assert!(link.wire.is_none() && link.out.capacity() == 0);
+}
+
+#[test]
+fn what_the_socket_has_taken_is_not_said_to_be_never_sent() {
+    let (mut reactor, id, peer) = filled(0);
+    let much = vec![b'x'; 8 << 20];
+    reactor.io.output(id).extend_from_slice(&much);
+    reactor.io.flush(id);
+    let unsent = reactor.io.unsent(id);
+    assert!(unsent > 0 && unsent < much.len());
+    // The peer goes; what is appended afterwards is never sent either.
+    drop(peer);
+    reactor.io.flush(id);
+    reactor.io.output(id).extend_from_slice(b"more");
+    reactor.io.flush(id);
+    assert_eq!(reactor.io.unsent(id), 0);
+    reactor.io.close(id);
+    assert_eq!(reactor.io.never_sent(), unsent + 4);
+}
+
+/// Takes three bytes of what is sent, and then has lost its peer.
+struct Short(std::sync::atomic::AtomicUsize);
+
+impl Carrier for Short {
+    fn made(&self, _: rustix::fd::BorrowedFd<'_>) {}
+    fn connecting(&self, _: rustix::fd::BorrowedFd<'_>) {}
+    fn change(
+        &self,
+        _: rustix::fd::BorrowedFd<'_>,
+        _: rustix::fd::BorrowedFd<'_>,
+        _: crate::Change,
+    ) -> std::io::Result<()> {
+        Ok(())
+    }
+    fn wait(&self, _: rustix::fd::BorrowedFd<'_>, _: &mut Vec<(u64, u32)>, _: bool) -> std::io::Result<()> {
+        Ok(())
+    }
+    fn receive(&self, _: rustix::fd::BorrowedFd<'_>, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(Errno::AGAIN.into())
+    }
+    fn send(&self, _: rustix::fd::BorrowedFd<'_>, bytes: &[u8]) -> std::io::Result<usize> {
+        match self.0.swap(0, std::sync::atomic::Ordering::Relaxed) {
+            0 => Err(Errno::PIPE.into()),
+            taken => Ok(taken.min(bytes.len())),
+        }
+    }
+    fn ending(&self, _: rustix::fd::BorrowedFd<'_>) {}
+    fn closing(&self, _: rustix::fd::BorrowedFd<'_>) {}
+}
+
+#[test]
+fn what_was_taken_before_the_socket_broke_counts_as_sent() {
+    let (mut reactor, id, _peer) = filled(0);
+    static CARRIER: Short = Short(std::sync::atomic::AtomicUsize::new(3));
+    reactor.io.link(id).expect("it is open").carrier = Some(&CARRIER);
+    reactor.io.output(id).extend_from_slice(b"0123456789");
+    reactor.io.flush(id);
+    // Whatever is looked at in between.
+    reactor.read(&mut Uses(0), id, EventFlags::IN);
+    reactor.io.close(id);
+    assert_eq!(reactor.io.never_sent(), 7);
 }

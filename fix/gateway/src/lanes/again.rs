@@ -194,10 +194,11 @@ impl Worker {
         let Some(client) = self.client(whom) else { return };
         client.barrier = true;
         // What waits for those behind it is counted when it goes.
-        let waits = !moved && followed || !client.waiting.is_empty();
+        let waits = !moved && followed || !client.rare.waiting.is_empty();
         if waits && kind == Kind::Reply {
             let waiting = Waiting { again, pause: pause.max(MS), error: error.to_vec(), doubt: None };
-            client.waiting.insert(at.unwrap_or(client.waiting.len()), waiting);
+            let all = &mut client.rare.waiting;
+            all.insert(at.unwrap_or(all.len()), waiting);
             self.some_wait = true;
             self.settle_waiting(whom);
             return;
@@ -221,7 +222,7 @@ impl Worker {
         let Some(client) = self.client(whom) else { return };
         client.barrier = true;
         let again = Again { flight: *flight, bytes: command, to: To::Owner };
-        client.waiting.push(Waiting { again, pause: MS, error: error.to_vec(), doubt: Some(number) });
+        client.rare.waiting.push(Waiting { again, pause: MS, error: error.to_vec(), doubt: Some(number) });
         self.some_wait = true;
         let kind = Kind::Verify;
         let author = Author::Server;
@@ -272,8 +273,8 @@ impl Worker {
     /// script's, and the command has run.
     pub(super) fn verified(&mut self, io: &mut Io, lane: LaneId, asked: &Flight, reply: &[u8]) {
         let Some(client) = self.client(asked.whom) else { return };
-        let Some(at) = client.waiting.iter().position(|w| w.doubt == Some(asked.seq)) else { return };
-        let Waiting { again, error, .. } = client.waiting.remove(at);
+        let Some(at) = client.rare.waiting.iter().position(|w| w.doubt == Some(asked.seq)) else { return };
+        let Waiting { again, error, .. } = client.rare.waiting.remove(at);
         let as_asked = Flight { kind: Kind::Reply, ..*asked };
         let facts = self.facts_of(lane, asked);
         let event = event::on_error(&as_asked, reply, facts, self.sender(lane));
@@ -288,8 +289,8 @@ impl Worker {
     /// The question got no answer: the words are passed on, whoever wrote them.
     pub(super) fn unverified(&mut self, io: &mut Io, asked: &Flight) {
         let Some(client) = self.client(asked.whom) else { return };
-        let Some(at) = client.waiting.iter().position(|w| w.doubt == Some(asked.seq)) else { return };
-        let Waiting { again, error, .. } = client.waiting.remove(at);
+        let Some(at) = client.rare.waiting.iter().position(|w| w.doubt == Some(asked.seq)) else { return };
+        let Waiting { again, error, .. } = client.rare.waiting.remove(at);
         self.pass(io, &again.flight, &error);
     }
 

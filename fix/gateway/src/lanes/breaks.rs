@@ -158,7 +158,7 @@ impl Worker {
         // It was written before, and its answer ends what was begun.
         let ends = written && (last == Some(Kind::Exec) || last == Some(Kind::Block) && !client.watch.held());
         if raw {
-            let subscribes = client.subs.contains(&lane);
+            let subscribes = client.subscriber.lanes.contains(&lane);
             if subscribes {
                 self.rehome(io, lane);
             }

@@ -129,12 +129,13 @@ impl Worker {
         let words = self.words(failure, owner);
         self.push_to(io, owner, &words);
         if let Some(client) = self.client(owner) {
-            client.subs.retain(|at| *at != lane);
-            for channel in client.channels.lose_all(lane) {
-                client.channels.remove(&channel);
+            if client.subscriber.lanes.contains(&lane) {
+                client.subscriber.give_up(lane);
+                client.subscriber.settle();
             }
             if client.pin == Some(lane) {
-                (client.pin, client.doing) = (None, Doing::Nothing);
+                client.pin = None;
+                client.end_doing();
             }
         }
         self.close_lane(io, lane);

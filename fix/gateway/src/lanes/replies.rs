@@ -180,7 +180,7 @@ impl Worker {
             }
             Meaning::NotBegun => {
                 if let Some(client) = self.client(flight.whom) {
-                    client.doing = Doing::Nothing;
+                    client.end_doing();
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
                 self.unpin(io, flight.whom, lane);

@@ -160,10 +160,10 @@ impl Worker {
     /// The connection that this client had alone is gone, and with it what the server knew of it.
     pub fn lost_own_lane(&mut self, io: &mut Io, lane: LaneId, whom: Whom) {
         let Some(client) = self.client(whom) else { return self.close_lane(io, lane) };
-        if let Some(stream) = client.stream.as_mut().filter(|s| s.lane == Some(lane)) {
+        if let Some(stream) = client.rare.stream.as_mut().filter(|s| s.lane == Some(lane)) {
             stream.lane = None;
         }
-        if client.subs.contains(&lane) {
+        if client.subscriber.lanes.contains(&lane) {
             return self.subscribe_anew(io, whom, lane);
         }
         if client.aside == Some(lane) {
@@ -173,7 +173,7 @@ impl Worker {
         }
         if client.pin == Some(lane) {
             client.pin = None;
-            let monitored = matches!(client.doing, Doing::Monitor);
+            let monitored = matches!(client.rare.doing, Doing::Monitor);
             // What was queued is gone; EXEC must not pretend otherwise. The next EXEC says so.
             if let Some(transaction) = client.transaction_mut().filter(|t| t.at == Txn::Open) {
                 transaction.at = Txn::Lost;

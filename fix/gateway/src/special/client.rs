@@ -23,10 +23,10 @@ impl Worker {
             (b"ID", 2) => format!(":{}\r\n", client.number).into_bytes(),
             (b"GETNAME", 2) => {
                 let mut out = Vec::new();
-                match client.name.is_empty() {
+                match client.names.own.is_empty() {
                     true if client.proto == 3 => out.extend_from_slice(b"_\r\n"),
                     true => out.extend_from_slice(b"$-1\r\n"),
-                    false => bulk(&mut out, &client.name),
+                    false => bulk(&mut out, &client.names.own),
                 }
                 out
             }
@@ -35,7 +35,7 @@ impl Worker {
                 if name.iter().any(|b| !(b'!'..=b'~').contains(b)) {
                     error("ERR", "Client names cannot contain spaces, newlines or special characters.")
                 } else {
-                    client.name = name.to_vec();
+                    client.rename(name.to_vec());
                     ok
                 }
             }
@@ -51,7 +51,7 @@ impl Worker {
                         ),
                     ),
                     b"LIB-NAME" => {
-                        client.library = text.to_vec();
+                        client.names.library = text.to_vec();
                         ok
                     }
                     b"LIB-VER" => ok,

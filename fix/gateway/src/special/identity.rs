@@ -83,7 +83,7 @@ impl Worker {
         client.identity = Some(at);
         client.proto = hello.unwrap_or(client.proto);
         if let Some(name) = named {
-            client.name = name;
+            client.rename(name);
         }
         self.settle(io, whom, Database::Kept);
         if self.sets.len() > SETS_MANY {
@@ -179,7 +179,9 @@ impl Worker {
             );
         }
         client.proto = proto;
-        client.name = named.unwrap_or(std::mem::take(&mut client.name));
+        if let Some(name) = named {
+            client.rename(name);
+        }
         self.settle(io, whom, Database::Kept);
         let answer = self.hello_answer(whom);
         self.say(io, whom, &answer);
@@ -261,12 +263,12 @@ impl Worker {
         let db = self.shared.target.db;
         let Some(client) = self.client(whom) else { return };
         let dedicated = [client.pin.take(), client.aside.take()].into_iter().flatten();
-        let lanes: Vec<LaneId> = std::mem::take(&mut client.subs).into_iter().chain(dedicated).collect();
-        client.channels.clear();
-        (client.subscribing, client.unsubscribing) = (0, 0);
-        (client.doing, client.watch) = (Doing::Nothing, Watch::Nothing);
+        let lanes: Vec<LaneId> = client.subscriber.take().lanes.into_iter().chain(dedicated).collect();
+        client.end_transaction();
+        client.end_doing();
+        client.rename(Vec::new());
         (client.proto, client.db, client.bulky) = (2, db, false);
-        (client.name, client.replies, client.notified) = (Vec::new(), Replies::On, false);
+        (client.replies, client.notified) = (Replies::On, false);
         (client.asked, client.tracking) = (None, false);
         client.identity = (!anonymous).then_some(OWN);
         if let Some(set) = client.set.filter(|set| self.sets[*set].owner == Some(whom)) {

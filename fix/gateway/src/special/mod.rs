@@ -220,7 +220,7 @@ impl Worker {
         let l = &mut self.lanes[lane];
         (l.raw, l.dirty) = (true, true);
         if let Some(client) = self.client(whom) {
-            client.doing = Doing::Monitor;
+            client.rare.doing = Doing::Monitor;
         }
         self.push_raw(io, lane, command.bytes);
     }

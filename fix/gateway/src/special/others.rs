@@ -51,9 +51,9 @@ impl Worker {
         let identity = client.identity.and_then(|i| self.identities[i].as_ref());
         Subject {
             number: client.number,
-            from: crate::admin::address(client.from),
-            to: crate::admin::address(client.to),
-            pubsub: !client.subs.is_empty(),
+            from: crate::admin::address(client.ends.from()),
+            to: crate::admin::address(client.ends.to()),
+            pubsub: !client.subscriber.lanes.is_empty(),
             user: identity.and_then(|i| i.user.as_deref()).unwrap_or(b"default"),
             age_s: self.now.saturating_sub(client.born) / (1000 * MS),
         }

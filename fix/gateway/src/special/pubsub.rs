@@ -45,7 +45,7 @@ impl Worker {
     /// The lane of a client's subscriptions to a node; of all that need no certain node for `None`.
     pub(super) fn sub_lane(&mut self, io: &mut Io, whom: Whom, node: Option<u16>) -> Option<LaneId> {
         let client = self.client(whom)?;
-        let (subs, set) = (client.subs.clone(), client.set?);
+        let (subs, set) = (client.subscriber.lanes.clone(), client.set?);
         let held = match node {
             None => subs.first(),
             Some(node) => subs.iter().find(|l| self.lanes[**l].node == node),
@@ -59,7 +59,7 @@ impl Worker {
         }
         let lane = self.take_spare(io, set, node, whom);
         (self.lanes[lane].raw, self.lanes[lane].dirty) = (true, true);
-        self.client(whom)?.subs.push(lane);
+        self.client(whom)?.subscriber.lanes.push(lane);
         Some(lane)
     }
 
@@ -90,9 +90,9 @@ impl Worker {
         let names = command.len() - 1;
         let Some(client) = self.client(whom) else { return true };
         for i in 1..command.len() {
-            client.channels.ask((kind, command.arg(i).to_vec()), lane);
+            client.subscriber.channels.ask((kind, command.arg(i).to_vec()), lane);
         }
-        client.subscribing += names;
+        client.subscriber.subscribing += names;
         self.push_subscription(io, lane, command.bytes, names, false);
         true
     }
@@ -100,7 +100,7 @@ impl Worker {
     /// Whether servers have not taken yet what a client has said of its subscriptions. Then it is not read until they
     /// have.
     fn is_behind(&mut self, io: &mut Io, whom: Whom) -> bool {
-        let subs = self.client(whom).map_or(Vec::new(), |c| c.subs.clone());
+        let subs = self.client(whom).map_or(Vec::new(), |c| c.subscriber.lanes.clone());
         let behind = subs.iter().any(|lane| {
             let l = &self.lanes[*lane];
             l.journal.len() + l.connection.map_or(0, |c| io.unsent(c)) > UNSENT_SUBSCRIPTIONS_MAX
@@ -115,7 +115,7 @@ impl Worker {
     fn may_hold(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
         let most = self.config.client_input_bytes;
         let more: usize = (1..command.len()).map(|i| cost(command.arg(i))).sum();
-        let held = self.client(whom).map_or(0, |c| c.channels.bytes());
+        let held = self.client(whom).map_or(0, |c| c.subscriber.channels.bytes());
         if held + more > most {
             self.stats.error("too_many_channels");
             let why = format!("unslow: the names of its subscriptions hold more than client_input_bytes = {most}");
@@ -129,9 +129,10 @@ impl Worker {
         let Some(client) = self.client(whom) else { return };
         let mut names: Vec<Vec<u8>> = (1..command.len()).map(|i| command.arg(i).to_vec()).collect();
         if names.is_empty() {
-            names = client.channels.names(kind).cloned().collect();
+            names = client.subscriber.channels.names(kind).cloned().collect();
         }
-        let homeless = |name: &Vec<u8>| client.channels.get(&(kind, name.clone())).is_some_and(|s| s.lane.is_none());
+        let homeless =
+            |name: &Vec<u8>| client.subscriber.channels.get(&(kind, name.clone())).is_some_and(|s| s.lane.is_none());
         let (homeless, here): (Vec<_>, Vec<_>) = names.into_iter().partition(homeless);
         for name in &homeless {
             self.leave_homeless(io, whom, (kind, name.clone()));
@@ -145,7 +146,7 @@ impl Worker {
         };
         let Some(client) = self.client(whom) else { return };
         // One confirmation for each name; for no name one for each there is, and one at least.
-        client.unsubscribing += here.len().max(1);
+        client.subscriber.unsubscribing += here.len().max(1);
         if homeless.is_empty() {
             return self.push_raw(io, lane, command.bytes);
         }
@@ -159,8 +160,8 @@ impl Worker {
     fn leave_homeless(&mut self, io: &mut Io, whom: Whom, channel: Channel) {
         self.homeless.retain(|(w, c)| *w != whom || *c != channel);
         let Some(client) = self.client(whom) else { return };
-        client.channels.remove(&channel);
-        let count = |kind: u8| client.channels.names(kind).count();
+        client.subscriber.channels.remove(&channel);
+        let count = |kind: u8| client.subscriber.channels.names(kind).count();
         let (word, left) = match channel.0 {
             b's' => ("sunsubscribe", count(b's')),
             b'p' => ("punsubscribe", count(b'c') + count(b'p')),
@@ -186,7 +187,7 @@ impl Worker {
         let mut names: Vec<Vec<u8>> = (1..command.len()).map(|i| command.arg(i).to_vec()).collect();
         if ends && names.is_empty() {
             let Some(client) = self.client(whom) else { return true };
-            names = client.channels.names(b's').cloned().collect();
+            names = client.subscriber.channels.names(b's').cloned().collect();
             if names.is_empty() {
                 return self.subscribe(io, whom, command);
             }
@@ -206,23 +207,23 @@ impl Worker {
     fn join_shard(&mut self, io: &mut Io, whom: Whom, name: Vec<u8>, bytes: &[u8]) {
         let Some(lane) = self.shard_lane(io, whom, &name) else { return };
         let Some(client) = self.client(whom) else { return };
-        client.channels.ask((b's', name), lane);
-        client.subscribing += 1;
+        client.subscriber.channels.ask((b's', name), lane);
+        client.subscriber.subscribing += 1;
         self.push_subscription(io, lane, bytes, 1, false);
     }
 
     fn leave_shard(&mut self, io: &mut Io, whom: Whom, name: Vec<u8>, bytes: &[u8]) {
         let Some(client) = self.client(whom) else { return };
         let channel = (b's', name);
-        let held = client.channels.get(&channel).and_then(|s| s.lane);
-        if held.is_none() && !client.subs.is_empty() {
+        let held = client.subscriber.channels.get(&channel).and_then(|s| s.lane);
+        if held.is_none() && !client.subscriber.lanes.is_empty() {
             return self.leave_homeless(io, whom, channel);
         }
-        client.channels.remove(&channel);
+        client.subscriber.channels.remove(&channel);
         let Some(lane) = held.or_else(|| self.shard_lane(io, whom, &channel.1)) else { return };
         let Some(client) = self.client(whom) else { return };
-        client.channels.leave(&channel.1);
-        client.unsubscribing += 1;
+        client.subscriber.channels.leave(&channel.1);
+        client.subscriber.unsubscribing += 1;
         self.push_raw(io, lane, bytes);
     }
 
@@ -243,7 +244,7 @@ impl Worker {
         let Some(whom) = l.owner else { return };
         let raw = l.raw;
         let Some(client) = self.client(whom) else { return };
-        if matches!(client.doing, Doing::Monitor) || !raw {
+        if matches!(client.rare.doing, Doing::Monitor) || !raw {
             return self.push_to(io, whom, bytes);
         }
         if first == b'-' {
@@ -265,19 +266,19 @@ impl Worker {
         if begins {
             return self.subscribed(io, whom, lane, channel, bytes);
         }
-        let own = kind != b's' || client.channels.left(&channel.1);
-        if !own && client.channels.get(&channel).is_some_and(|s| s.lane == Some(lane)) {
+        let own = kind != b's' || client.subscriber.channels.left(&channel.1);
+        if !own && client.subscriber.channels.get(&channel).is_some_and(|s| s.lane == Some(lane)) {
             // The slot has left this node; the client asked for no such thing. It goes on where the slot is now.
-            client.channels.lose(&channel);
+            client.subscriber.channels.lose(&channel);
             self.shared.doubt();
             self.homeless.push((whom, channel));
             self.lanes_waiting += 1;
             return;
         }
         if kind != b's' {
-            client.channels.remove(&channel);
+            client.subscriber.channels.remove(&channel);
         }
-        client.unsubscribing = client.unsubscribing.saturating_sub(1);
+        client.subscriber.unsubscribing = client.subscriber.unsubscribing.saturating_sub(1);
         self.push_to(io, whom, bytes);
         self.perhaps_unsubscribed(io, whom);
     }
@@ -295,9 +296,9 @@ impl Worker {
             }
         }
         let Some(client) = self.client(whom) else { return };
-        client.channels.confirm(channel, lane);
+        client.subscriber.channels.confirm(channel, lane);
         if !silent {
-            client.subscribing = client.subscribing.saturating_sub(1);
+            client.subscriber.subscribing = client.subscriber.subscribing.saturating_sub(1);
             self.push_to(io, whom, bytes);
         }
         self.perhaps_unsubscribed(io, whom);
@@ -316,19 +317,19 @@ impl Worker {
         let Some(client) = self.client(whom) else { return };
         match refused {
             Some(refused) => {
-                client.channels.refuse(lane);
+                client.subscriber.channels.refuse(lane);
                 if !refused.silent {
-                    client.subscribing = client.subscribing.saturating_sub(refused.left);
+                    client.subscriber.subscribing = client.subscriber.subscribing.saturating_sub(refused.left);
                 }
             }
             // Shard channels are left by a command each; of others there is one command at a time.
-            None if client.channels.leaves() => {
-                client.unsubscribing = client.unsubscribing.saturating_sub(1);
-                if client.unsubscribing == 0 {
-                    client.channels.stop_leaving();
+            None if client.subscriber.channels.leaves() => {
+                client.subscriber.unsubscribing = client.subscriber.unsubscribing.saturating_sub(1);
+                if client.subscriber.unsubscribing == 0 {
+                    client.subscriber.channels.stop_leaving();
                 }
             }
-            None => client.unsubscribing = 0,
+            None => client.subscriber.unsubscribing = 0,
         }
         self.push_to(io, whom, bytes);
         self.perhaps_unsubscribed(io, whom);
@@ -338,8 +339,14 @@ impl Worker {
     pub(super) fn perhaps_unsubscribed(&mut self, io: &mut Io, whom: Whom) {
         self.unconfirmed.stir();
         let Some(client) = self.client(whom) else { return };
-        if client.channels.is_empty() && client.unsubscribing == 0 && client.subscribing == 0 {
-            for lane in std::mem::take(&mut client.subs) {
+        if client.subscriber.has_nothing() {
+            // A client that never had any gets no memory for them.
+            let lanes = match client.subscriber.lanes.is_empty() {
+                true => Vec::new(),
+                false => std::mem::take(&mut client.subscriber.lanes),
+            };
+            client.subscriber.settle();
+            for lane in lanes {
                 self.close_lane(io, lane);
             }
         }
@@ -348,7 +355,8 @@ impl Worker {
     /// Subscriptions that wait for a node to be on.
     pub fn house(&mut self, io: &mut Io) {
         for (whom, channel) in std::mem::take(&mut self.homeless) {
-            let waits = self.client(whom).and_then(|c| c.channels.get(&channel)).is_some_and(|s| s.lane.is_none());
+            let waits =
+                self.client(whom).and_then(|c| c.subscriber.channels.get(&channel)).is_some_and(|s| s.lane.is_none());
             if !waits {
                 continue;
             }
@@ -369,9 +377,9 @@ impl Worker {
             let mut command = Vec::new();
             write_command(&mut command, &[word.as_bytes(), name]);
             let Some(client) = self.client(whom) else { continue };
-            let silent = client.channels.again(&channel, lane);
+            let silent = client.subscriber.channels.again(&channel, lane);
             if !silent {
-                client.subscribing += 1;
+                client.subscriber.subscribing += 1;
             }
             self.push_subscription(io, lane, &command, 1, silent);
         }
@@ -383,15 +391,16 @@ impl Worker {
         let awaited = self.lanes[lane].awaited.iter().filter(|a| !a.silent);
         let owed: usize = awaited.map(|a| a.left).sum();
         let Some(client) = self.client(whom) else { return self.close_lane(io, lane) };
-        client.subs.retain(|l| *l != lane);
+        client.subscriber.lanes.retain(|l| *l != lane);
         // They are counted again where they go.
-        client.subscribing = client.subscribing.saturating_sub(owed);
-        if client.unsubscribing > 0 {
+        client.subscriber.subscribing = client.subscriber.subscribing.saturating_sub(owed);
+        if client.subscriber.unsubscribing > 0 {
             // Which of its confirmations were lost nobody knows.
             self.close_lane(io, lane);
             return self.drop_client(io, whom);
         }
-        let moving: Vec<(Whom, Channel)> = client.channels.lose_all(lane).into_iter().map(|c| (whom, c)).collect();
+        let moving: Vec<(Whom, Channel)> =
+            client.subscriber.channels.lose_all(lane).into_iter().map(|c| (whom, c)).collect();
         self.lanes_waiting += moving.len();
         self.homeless.extend(moving);
         self.close_lane(io, lane);
@@ -407,7 +416,7 @@ impl Worker {
         }
         let (now, last) = (self.now, self.unconfirmed.last());
         let Some(client) = self.client(whom) else { return false };
-        let behind = *client.behind.get_or_insert(last);
+        let behind = *client.subscriber.behind.get_or_insert(last);
         if self.unconfirmed.passes(behind, now) {
             return false;
         }
@@ -420,7 +429,7 @@ impl Worker {
         let now = self.now;
         for whom in self.unconfirmed.take_stirred() {
             let Some(client) = self.client(whom).filter(|c| c.stall == Stall::Confirmations) else { continue };
-            let (owed, behind) = (client.awaits_confirmations(), client.behind);
+            let (owed, behind) = (client.awaits_confirmations(), client.subscriber.behind);
             if !owed && behind.is_none_or(|behind| self.unconfirmed.passes(behind, now)) {
                 self.resume.push(whom);
             } else {

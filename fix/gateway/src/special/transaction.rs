@@ -77,7 +77,7 @@ impl Worker {
             None if client.watch.lost() => Txn::Lost,
             None => Txn::Said,
         };
-        client.doing = Doing::Transaction(Box::new(Transaction::new(at)));
+        client.rare.doing = Doing::Transaction(Box::new(Transaction::new(at)));
         match client.pin {
             None => self.say(io, whom, b"+OK\r\n"),
             Some(pin) => {

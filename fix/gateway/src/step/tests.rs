@@ -96,7 +96,9 @@ fn owed(mut client: Client) -> Client {
 }
 
 fn subscriber() -> Client {
-    Client { subs: vec![LANE], ..plain() }
+    let mut client = plain();
+    client.subscriber.lanes = vec![LANE];
+    client
 }
 
 fn subscriber3() -> Client {
@@ -105,12 +107,16 @@ fn subscriber3() -> Client {
 
 /// A confirmation of UNSUBSCRIBE is to come.
 fn unsubscribing() -> Client {
-    Client { unsubscribing: 1, ..subscriber() }
+    let mut client = subscriber();
+    client.subscriber.unsubscribing = 1;
+    client
 }
 
 /// A confirmation of SUBSCRIBE is to come.
 fn subscribing() -> Client {
-    Client { subscribing: 1, ..subscriber() }
+    let mut client = subscriber();
+    client.subscriber.subscribing = 1;
+    client
 }
 
 fn subscribing3() -> Client {
@@ -119,15 +125,21 @@ fn subscribing3() -> Client {
 
 /// Its node is not there.
 fn subscribing_nowhere() -> Client {
-    Client { subs: Vec::new(), ..subscribing() }
+    let mut client = subscribing();
+    client.subscriber.lanes = Vec::new();
+    client
 }
 
 fn monitor() -> Client {
-    Client { doing: Doing::Monitor, pin: Some(LANE), ..plain() }
+    let mut client = Client { pin: Some(LANE), ..plain() };
+    client.rare.doing = Doing::Monitor;
+    client
 }
 
 fn within(at: Txn) -> Client {
-    Client { doing: Doing::Transaction(Box::new(Transaction::new(at))), ..plain() }
+    let mut client = plain();
+    client.rare.doing = Doing::Transaction(Box::new(Transaction::new(at)));
+    client
 }
 
 fn said() -> Client {
@@ -183,7 +195,9 @@ fn blocked() -> Client {
 fn streaming() -> Client {
     let passing = crate::request::Passing::new(crate::request::Allowed::All);
     let stream = crate::session::Stream { lane: Some(LANE), passing };
-    Client { stream: Some(Box::new(stream)), ..plain() }
+    let mut client = plain();
+    client.rare.stream = Some(Box::new(stream));
+    client
 }
 
 fn step(client: &Client, world: World, line: &str) -> Step {

@@ -33,7 +33,7 @@ impl Worker {
                 self.parked += bytes.len();
             }
             pending.done = last;
-            if last && !client.waiting.is_empty() {
+            if last && !client.rare.waiting.is_empty() {
                 return self.settle_waiting(whom);
             }
             if client.parked > self.config.client_output_bytes {
@@ -56,8 +56,9 @@ impl Worker {
         client.midway = false;
         client.pending.pop_front();
         client.base = client.base.wrapping_add(1);
-        if !client.pushes.is_empty() {
-            let pushes = std::mem::take(&mut client.pushes);
+        if !client.rare.pushes.is_empty() {
+            let pushes = std::mem::take(&mut client.rare.pushes);
+            client.rare.settle();
             io.output(client.id).extend_from_slice(&pushes);
         }
         while let Some(next) = client.pending.front_mut() {
@@ -88,7 +89,7 @@ impl Worker {
                 io.finish(client.id);
             }
         }
-        if !client.waiting.is_empty() {
+        if !client.rare.waiting.is_empty() {
             self.settle_waiting(whom);
         }
         let Some(client) = self.clients[whom.place()].as_deref_mut() else { return };
@@ -108,11 +109,12 @@ impl Worker {
     pub fn settle_waiting(&mut self, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         let open = client.pending.iter().filter(|p| !p.done).count();
-        if open > client.waiting.len() || client.waiting.iter().any(|w| w.doubt.is_some()) {
+        if open > client.rare.waiting.len() || client.rare.waiting.iter().any(|w| w.doubt.is_some()) {
             return;
         }
-        let waiting = std::mem::take(&mut client.waiting);
-        let overtaken = std::mem::replace(&mut client.overtaken, false);
+        let waiting = std::mem::take(&mut client.rare.waiting);
+        let overtaken = std::mem::replace(&mut client.rare.overtaken, false);
+        client.rare.settle();
         let pause = waiting.iter().map(|w| w.pause).max().unwrap_or(MS);
         for Waiting { again, error, .. } in waiting {
             if overtaken {
@@ -128,7 +130,7 @@ impl Worker {
     pub fn overtakes(&mut self, flight: &Flight) {
         if let Some(client) = self.client(flight.whom) {
             let same = |slot: u16| slot == flight.slot || slot == NO_SLOT || flight.slot == NO_SLOT;
-            client.overtaken |= client.waiting.iter().any(|w| same(w.again.flight.slot));
+            client.rare.overtaken |= client.rare.waiting.iter().any(|w| same(w.again.flight.slot));
         }
     }
 
@@ -136,8 +138,8 @@ impl Worker {
     pub fn push_to(&mut self, io: &mut Io, whom: Whom, bytes: &[u8]) {
         let Some(client) = self.client(whom) else { return };
         let waiting = if client.midway {
-            client.pushes.extend_from_slice(bytes);
-            client.pushes.len()
+            client.rare.pushes.extend_from_slice(bytes);
+            client.rare.pushes.len()
         } else {
             io.output(client.id).extend_from_slice(bytes);
             let id = client.id;
@@ -153,7 +155,7 @@ impl Worker {
     pub(super) fn make_room(&mut self, io: &mut Io) {
         let most = self.config.output_bytes / self.shared.workers.len().max(1);
         while io.unsent_to_visitors() + self.parked > most {
-            let held = self.everyone().map(|c| (io.unsent(c.id) + c.parked + c.pushes.len(), c.whom()));
+            let held = self.everyone().map(|c| (io.unsent(c.id) + c.parked + c.rare.pushes.len(), c.whom()));
             // What is left of those who are leaving already goes with them.
             let Some((1.., whom)) = held.max_by_key(|(bytes, _)| *bytes) else { return };
             self.close_slow(io, whom);
@@ -225,11 +227,11 @@ impl Worker {
         self.parked -= client.parked;
         self.clients_now -= 1;
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
-        let stream = client.stream.as_ref().and_then(|s| s.lane);
+        let stream = client.rare.stream.as_ref().and_then(|s| s.lane);
         if client.asked.is_some() {
             self.close_judges(io, whom);
         }
-        for lane in client.subs.iter().copied().chain(client.pin).chain(client.aside).chain(stream) {
+        for lane in client.subscriber.lanes.iter().copied().chain(client.pin).chain(client.aside).chain(stream) {
             self.close_lane(io, lane);
         }
         self.gathers.forget(whom);

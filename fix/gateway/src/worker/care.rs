@@ -23,7 +23,7 @@ impl Worker {
                 continue;
             }
             let id = client.id;
-            let lane = client.stream.as_ref().and_then(|s| s.lane);
+            let lane = client.rare.stream.as_ref().and_then(|s| s.lane);
             let ahead = lane.and_then(|l| self.lanes[l].connection).map_or(0, |c| io.unsent(c));
             if halted || io.unsent(id) > OUTPUT_HIGH / 2 || ahead > OUTPUT_HIGH {
                 self.crowded.push(whom);
@@ -36,7 +36,7 @@ impl Worker {
         self.look_after_spares(io);
         self.unconfirmed.look(self.now);
         self.unconfirmed.stir();
-        self.some_wait = self.some_wait && self.everyone().any(|c| !c.waiting.is_empty());
+        self.some_wait = self.some_wait && self.everyone().any(|c| !c.rare.waiting.is_empty());
         self.look_after_lanes(io);
         self.look_for_stuck(io);
         if self.now > self.published_at + 1000 * MS {
@@ -129,7 +129,9 @@ impl Worker {
             return;
         }
         let now = self.now;
-        let idle = |c: &&Client| c.seen + limit < now && c.pending.is_empty() && c.subs.is_empty() && c.pin.is_none();
+        let idle = |c: &&Client| {
+            c.seen + limit < now && c.pending.is_empty() && c.subscriber.lanes.is_empty() && c.pin.is_none()
+        };
         let idle: Vec<Whom> = self.everyone().filter(idle).map(|c| c.whom()).collect();
         idle.into_iter().for_each(|whom| self.drop_client(io, whom));
     }
@@ -150,7 +152,7 @@ impl Worker {
     /// SMIGRATING, on which clients are patient, and SMIGRATED, with the addresses by which the client knows us.
     pub(super) fn notify(&mut self, io: &mut Io, notice: &Notice) {
         let all = self.everyone().filter(|c| c.notified && c.proto == 3);
-        let all: Vec<(Whom, Option<std::net::SocketAddr>)> = all.map(|c| (c.whom(), c.to)).collect();
+        let all: Vec<(Whom, Option<std::net::SocketAddr>)> = all.map(|c| (c.whom(), c.ends.to())).collect();
         for (whom, to) in all {
             let host = to.map_or("127.0.0.1".into(), |a| a.ip().to_string());
             let Notice { sequence, slots, moved } = notice;

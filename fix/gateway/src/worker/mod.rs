@@ -23,6 +23,7 @@ use unslow_reactor::{Closed, Handler, Id, Io, Visitor, now_ns};
 
 use crate::clock::MS;
 use crate::config::{ClientAuth, Config};
+use crate::ends::Ends;
 use crate::flight::Again;
 use crate::gather::Gathers;
 use crate::ids::{IdentityId, LaneId, Places, SetId};
@@ -305,7 +306,7 @@ impl Handler for Worker {
         let set = (!anonymous).then(|| self.set_of(OWN, db, 2));
         let mut client = Client::new(id, self.serial, self.now);
         (client.number, client.version) = (self.shared.client_number(), self.map.version);
-        (client.from, client.to) = (visitor.from, visitor.to);
+        client.ends = Ends::of(&visitor);
         (client.set, client.db) = (set, db);
         client.identity = (!anonymous).then_some(OWN);
         self.clients[id.index()] = Some(Box::new(client));
@@ -352,7 +353,7 @@ impl Handler for Worker {
         if client.lacks_rest() {
             return false;
         }
-        let quiet = client.subs.is_empty() && !matches!(client.doing, Doing::Monitor);
+        let quiet = client.subscriber.lanes.is_empty() && !matches!(client.rare.doing, Doing::Monitor);
         let owed = !client.pending.is_empty() || io.unsent(id) > 0;
         let stays = owed && quiet || client.stall != Stall::No;
         if client.leaving == Leaving::No {

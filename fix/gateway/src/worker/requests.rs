@@ -28,7 +28,7 @@ impl Worker {
                 used = bytes.len();
                 break;
             };
-            if client.stream.is_some() {
+            if client.rare.stream.is_some() {
                 let taken = self.stream(io, whom, &bytes[used..]);
                 used += taken;
                 if taken == 0 {
@@ -110,7 +110,7 @@ impl Worker {
     fn hold_input(&mut self, io: &mut Io, whom: Whom, unread: usize) {
         let Some(client) = self.client(whom) else { return };
         if client.stall == Stall::No {
-            client.behind = None;
+            client.catch_up();
         }
         let before = std::mem::replace(&mut client.unread, unread);
         self.unread = self.unread + unread - before;
@@ -283,7 +283,7 @@ impl Worker {
             if self.stuck.some() && self.refused_as_busy(io, whom, node, &plan) {
                 // The rest of it goes nowhere.
                 if let Some(client) = self.client(whom) {
-                    client.stream = Some(Box::new(Stream { lane: None, passing: Passing::new(allowed) }));
+                    client.rare.stream = Some(Box::new(Stream { lane: None, passing: Passing::new(allowed) }));
                 }
                 return Long::Begun;
             }
@@ -321,7 +321,7 @@ impl Worker {
         if let Some(transaction) = client.transaction_mut() {
             transaction.send(&command);
         }
-        client.stream = Some(Box::new(Stream { lane: Some(lane), passing: Passing::new(allowed) }));
+        client.rare.stream = Some(Box::new(Stream { lane: Some(lane), passing: Passing::new(allowed) }));
         let flight = Flight { repeatable: false, ..Flight::new(whom, seq, &plan, &[], now, slot, Kind::Reply) };
         self.stats.commands += 1;
         let lane = &mut self.lanes[lane];
@@ -334,7 +334,7 @@ impl Worker {
     pub(super) fn stream(&mut self, io: &mut Io, whom: Whom, bytes: &[u8]) -> usize {
         const AHEAD: usize = 4 << 20;
         let Some(client) = self.client(whom) else { return bytes.len() };
-        let Some(stream) = client.stream.as_mut() else { return 0 };
+        let Some(stream) = client.rare.stream.as_mut() else { return 0 };
         let lane = stream.lane;
         let (taken, done) = match stream.passing.pass(bytes) {
             Passed::More(taken) => (taken, false),
@@ -345,7 +345,8 @@ impl Worker {
             }
         };
         if done {
-            client.stream = None;
+            client.rare.stream = None;
+            client.rare.settle();
         }
         if let Some(connection) = lane.and_then(|lane| self.lanes[lane].connection) {
             io.output(connection).extend_from_slice(&bytes[..taken]);
@@ -363,7 +364,7 @@ impl Worker {
     fn end_stream(&mut self, io: &mut Io, whom: Whom, lane: Option<LaneId>, wrong: Wrong) {
         self.stats.error("protocol");
         if let Some(client) = self.client(whom) {
-            client.stream = None;
+            client.rare.stream = None;
             client.pin = client.pin.filter(|pin| Some(*pin) != lane);
         }
         // It has half a command: nobody else may use it.
