@@ -365,6 +365,7 @@ fn plain(stats: &crate::stats::Stats, shared: &Shared) -> Vec<(MetricKind, &'sta
         (Counter, "retries", "Commands sent again for another reason", stats.again),
         (Counter, "held", "Commands that waited for a connection or a node", stats.held),
         (Gauge, "server_connections", "Connections to servers", stats.lanes),
+        (Gauge, "batching_threads", "Threads where commands wait for each other (batch_us)", stats.batching),
         (Counter, "server_connections_opened", "Connections to servers opened", stats.lanes_opened),
         (Counter, "server_connections_failed", "Connections to servers that could not be opened", stats.lanes_failed),
     ]

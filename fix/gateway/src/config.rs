@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::clock::US;
+
 /// Which servers answer reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -19,6 +21,52 @@ pub enum Read {
     Nearest,
     /// Somebody in the gateway's own zone, else the nearest.
     Zone,
+}
+
+/// Least time between two turns of a thread: commands and answers that come meanwhile are taken and written together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batch {
+    /// Decided every 50 ms: 0.1 ms or less from when the thread is busy half of the time and has many clients, 0 from
+    /// when it is busy a quarter of the time.
+    Auto,
+    /// So many microseconds; 0 for no limit.
+    Us(u64),
+}
+
+impl Batch {
+    /// In nanoseconds, where it is not left to the gateway.
+    pub fn fixed_ns(self) -> u64 {
+        match self {
+            Batch::Auto => 0,
+            Batch::Us(us) => us.saturating_mul(US),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Batch {
+    fn deserialize<D: serde::Deserializer<'de>>(source: D) -> Result<Batch, D::Error> {
+        struct Either;
+        impl serde::de::Visitor<'_> for Either {
+            type Value = Batch;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("\"auto\" or a whole number of microseconds")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Batch, E> {
+                match word {
+                    "auto" => Ok(Batch::Auto),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(word), &self)),
+                }
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, us: i64) -> Result<Batch, E> {
+                let wrong = || E::invalid_value(serde::de::Unexpected::Signed(us), &self);
+                u64::try_from(us).map(Batch::Us).map_err(|_| wrong())
+            }
+        }
+        source.deserialize_any(Either)
+    }
 }
 
 /// What cluster-aware clients see.
@@ -75,9 +123,8 @@ pub struct Config {
     pub idempotent: Vec<String>,
     /// A node that owes the watcher an answer this long is suspected to hang.
     pub suspect_ms: u64,
-    /// Least time between two writes to a node on a connection that clients share, in microseconds; 0 for no limit.
-    /// What waits goes to its node even if that is suspected meanwhile.
-    pub batch_us: u64,
+    /// See [`Batch`].
+    pub batch_us: Batch,
     /// Commands wait this long for a node that can take them.
     pub hold_ms: u64,
     /// Bytes that wait for one node, per thread; more and its clients are not read.
@@ -134,7 +181,7 @@ impl Default for Config {
             strict: false,
             idempotent: Vec::new(),
             suspect_ms: 250,
-            batch_us: 0,
+            batch_us: Batch::Us(0),
             hold_ms: 10_000,
             hold_bytes: 16 << 20,
             client_pending: 8192,
@@ -204,7 +251,7 @@ impl Config {
         };
         within("threads", self.threads as u64, 1, 64)?;
         within("suspect_ms", self.suspect_ms, 50, 60_000)?;
-        within("batch_us", self.batch_us, 0, 10_000)?;
+        within("batch_us", self.batch_us.fixed_ns() / US, 0, 10_000)?;
         within("hold_ms", self.hold_ms, 10, 600_000)?;
         within("hold_bytes", self.hold_bytes as u64, 1 << 20, 4 << 30)?;
         within("client_pending", self.client_pending as u64, 1, 1 << 20)?;
@@ -310,6 +357,9 @@ mod tests {
             ("suspect_ms = 49", false),
             ("batch_us = 10000", true),
             ("batch_us = 10001", false),
+            ("batch_us = -1", false),
+            ("batch_us = \"auto\"", true),
+            ("batch_us = \"always\"", false),
             ("hold_ms = 600000", true),
             ("hold_ms = 600001", false),
             ("hold_bytes = 1048576", true),
@@ -335,7 +385,17 @@ mod tests {
             (Config { tls_key: Some("k.pem".into()), ..old.clone() }, &["tls_key"][..]),
             (Config { tls_client_ca: Some("ca.pem".into()), ..old.clone() }, &["tls_client_ca"][..]),
             (Config { threads: 2, facade: Facade::Cluster, ..old.clone() }, &["threads", "facade"][..]),
-            (Config { hold_ms: 1, batch_us: 1, pool: 0, read: Read::Replica, strict: true, ..old.clone() }, &[][..]),
+            (
+                Config {
+                    hold_ms: 1,
+                    batch_us: Batch::Us(1),
+                    pool: 0,
+                    read: Read::Replica,
+                    strict: true,
+                    ..old.clone()
+                },
+                &[][..],
+            ),
         ] {
             assert_eq!(new.fixed_differences(&old), expected);
             // What stays as it was differs at the next reload too.

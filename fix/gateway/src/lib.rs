@@ -29,6 +29,7 @@ mod lanes;
 mod listeners;
 mod map;
 mod own;
+mod pace;
 mod parcel;
 mod pauses;
 mod rarely;
@@ -44,7 +45,7 @@ mod step;
 mod subscriptions;
 mod worker;
 
-pub use config::{ClientAuth, Config, ConfigError, Facade, Read};
+pub use config::{Batch, ClientAuth, Config, ConfigError, Facade, Read};
 pub use control::{Gateway, Log, Reread, Start};
 pub use error::{Error, ListenError, TlsFileError};
 pub use handover::HandoverError;

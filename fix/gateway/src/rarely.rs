@@ -19,6 +19,11 @@ impl<T: Resting + Default> Rarely<T> {
         self.0.take().map_or_else(T::default, |changed| *changed)
     }
 
+    /// To change it, where it is not at rest as far as anybody knows.
+    pub fn changed(&mut self) -> Option<&mut T> {
+        self.0.as_deref_mut()
+    }
+
     /// Frees its memory if it is at rest again.
     pub fn settle(&mut self) {
         if self.0.as_ref().is_some_and(|changed| changed.is_at_rest()) {
@@ -70,6 +75,7 @@ mod tests {
         assert!(words.deref().0.is_empty() && words.is_at_rest());
         let has_memory = |words: &Rarely<Words>| words.0.as_ref().is_some();
         words.settle();
+        assert!(words.changed().is_none());
         assert!(!has_memory(&words), "reading and settling change nothing");
         words.deref_mut().0.push(b'x');
         words.settle();

@@ -397,7 +397,7 @@ impl Client {
     }
 
     pub fn transaction_mut(&mut self) -> Option<&mut Transaction> {
-        match &mut self.rare.doing {
+        match &mut self.rare.changed()?.doing {
             Doing::Transaction(t) => Some(t),
             _ => None,
         }
@@ -443,7 +443,7 @@ impl Client {
         }
     }
 
-    /// It is not in the middle of anything any more: of what.
+    /// Ends what it was in the middle of, and returns that.
     pub fn end_doing(&mut self) -> Doing {
         if let Doing::Nothing = self.rare.doing {
             return Doing::Nothing;

@@ -72,6 +72,8 @@ pub struct Stats {
     /// Commands that waited for a node.
     pub held: u64,
     pub lanes: u64,
+    /// Threads where commands wait for each other.
+    pub batching: u64,
     pub lanes_opened: u64,
     pub lanes_failed: u64,
     /// By node's number.
@@ -97,6 +99,7 @@ impl Stats {
             (&mut self.again, other.again),
             (&mut self.held, other.held),
             (&mut self.lanes, other.lanes),
+            (&mut self.batching, other.batching),
             (&mut self.lanes_opened, other.lanes_opened),
             (&mut self.lanes_failed, other.lanes_failed),
         ] {

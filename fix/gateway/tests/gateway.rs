@@ -22,7 +22,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use unslow_client::{Connection, Options, Target, Value};
 use unslow_engine::{Deployment, Error, Server};
-use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Log, Read, Start};
+use unslow_gateway::{Batch, ClientAuth, Config, Facade, Gateway, Log, Read, Start};
 use unslow_resp::{Scan, Scanner, write_command};
 use unslow_testkit::servers::{everywhere, promote, sentinels, server, steady};
 use unslow_testkit::slots::{id, move_slot, owner_of};

@@ -220,7 +220,8 @@ fn main() {
         let (name, binary) = other.split_once('=').expect("NAME=BINARY");
         ways.extend(gateway(name, Path::new(binary), &dir, &server, ""));
     }
-    ways.extend(gateway("unslow, batch_us = 100", &unslow, &dir, &server, "batch_us = 100"));
+    ways.extend(gateway("unslow, batch_us = auto", &unslow, &dir, &server, "batch_us = \"auto\""));
+    ways.extend(gateway("unslow, batch_us = 200", &unslow, &dir, &server, "batch_us = 200"));
     ways.extend(nutcracker(&dir, &server));
     ways.extend(predixy("predixy", &dir, &server, 1));
     ways.extend(gateway("unslow, 2 threads", &unslow, &dir, &server, "threads = 2"));
@@ -288,20 +289,24 @@ fn costs(ways: &[Way], server: &Server, rounds: usize) {
     }
 }
 
-/// Of the first two ways.
+/// Of those on one thread.
 fn latency(unslow: &Path, ways: &[Way], server: &Server, rounds: usize) {
-    println!("\nAdded latency at 50,000 requests/s in an open loop, 50 connections:\n");
-    println!("| way | p50 us | p99 us |\n|---|---|---|");
-    let mut told: Vec<Vec<Told>> = ways.iter().map(|_| Vec::new()).collect();
-    for _ in 0..rounds {
-        for (i, way) in ways.iter().enumerate().take(2) {
-            told[i].push(run(unslow, way, server.pid(), &["--rate", "50000", "--seconds", "2"]));
+    println!("\nLatency in an open loop, and what a GET costs the server:\n");
+    println!("| requests/s | connections | way | p50 us | p99 us | server CPU us |\n|---|---|---|---|---|---|");
+    for (rate, connections) in [("50000", "50"), ("80000", "500")] {
+        let ways: Vec<&Way> = ways.iter().filter(|w| !w.name.contains("threads") && w.name != "nutcracker").collect();
+        let mut told: Vec<Vec<Told>> = ways.iter().map(|_| Vec::new()).collect();
+        for _ in 0..rounds {
+            for (way, told) in ways.iter().zip(&mut told) {
+                let args = ["--rate", rate, "--seconds", "2", "--connections", connections];
+                told.push(run(unslow, way, server.pid(), &args));
+            }
         }
-    }
-    for (way, told) in ways.iter().zip(&told).take(2) {
-        let p50 = median(&mut told.iter().map(|t| t.p50_us).collect::<Vec<_>>());
-        let p99 = median(&mut told.iter().map(|t| t.p99_us).collect::<Vec<_>>());
-        println!("| {} | {p50:.0} | {p99:.0} |", way.name);
+        for (way, told) in ways.iter().zip(&told) {
+            let of = |f: fn(&Told) -> f64| median(&mut told.iter().map(f).collect::<Vec<_>>());
+            let (p50, p99, cpu) = (of(|t| t.p50_us), of(|t| t.p99_us), of(|t| t.server_us));
+            println!("| {rate} | {connections} | {} | {p50:.0} | {p99:.0} | {cpu:.2} |", way.name);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::net::{
 };
 
 use super::Io;
-use super::link::{Batch, Link};
+use super::link::Link;
 use super::timers::Due;
 use crate::tls::Session;
 use crate::{Change, Closed, Handler, Id, Peer, Tls};
@@ -20,8 +20,8 @@ pub(super) struct Slot {
     link: Option<Link>,
 }
 
-/// Emptied buffers that are kept for the next output. More than a turn fills are not needed.
-const SPARE: usize = 256;
+/// Emptied buffers that are kept for the next output: as many as a turn has events.
+const SPARE: usize = super::EVENTS;
 
 /// Tens of thousands of them are idle: what only some connections have is apart.
 const _: () = assert!(size_of::<Slot>() <= 128);
@@ -117,7 +117,6 @@ impl Io {
             link.finishing = true;
             link.ended = true;
             self.mark(id);
-            self.decide_again(id);
             self.settle_interest(id);
         }
     }
@@ -158,16 +157,11 @@ impl Io {
 
     /// Writes what waits on a connection, as far as the socket takes it.
     pub fn flush(&mut self, id: Id) {
-        let (kept, now) = (self.idle_kept, self.now);
+        let kept = self.idle_kept;
         let Some(link) = self.link(id) else { return };
-        (link.dirty, link.waits) = (false, false);
+        link.dirty = false;
         if !link.connected {
             return;
-        }
-        if let Some(batch) = &mut link.batch
-            && !link.out.is_empty()
-        {
-            batch.written_at = now;
         }
         let written = link.write(kept);
         let spare = if link.out.is_empty() { std::mem::take(&mut link.out) } else { Vec::new() };
@@ -201,49 +195,15 @@ impl Io {
         self.settle_interest(id);
     }
 
-    /// The output of a connection is written at most once in `ns` nanoseconds from now on, or sooner where 16 KiB wait
-    /// when more is appended. The first after a rest is written with its turn.
-    pub fn batch(&mut self, id: Id, ns: u64) {
-        if let Some(link) = self.link(id) {
-            let written_at = link.batch.take().map_or(0, |batch| batch.written_at);
-            link.batch = (ns > 0).then(|| Box::new(Batch { ns, written_at }));
-            // The timer that is set may now ring too early, and no other would follow.
-            self.decide_again(id);
-        }
-    }
-
-    /// Lets the end of the turn decide again how long waiting output waits: its reason to wait has changed.
-    fn decide_again(&mut self, id: Id) {
-        if let Some(link) = self.link(id)
-            && std::mem::take(&mut link.waits)
-        {
-            self.dirty.push(id.index);
-        }
-    }
-
     pub(super) fn flush_all(&mut self) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
-            let slot = &mut self.slots[index as usize];
-            let id = Id { index, generation: slot.generation };
-            let Some(link) = slot.link.as_mut().filter(|l| l.dirty) else { continue };
-            match link.waits_until(self.now) {
-                None => self.flush(id),
-                Some(at) => {
-                    link.waits = true;
-                    self.timers.push(at, Due::Write { index, generation: id.generation });
-                }
+            let slot = &self.slots[index as usize];
+            if slot.link.as_ref().is_some_and(|l| l.dirty) {
+                self.flush(Id { index, generation: slot.generation });
             }
         }
         self.dirty = dirty;
-    }
-
-    /// Writes a batch whose timer has rung.
-    pub(super) fn flush_batch(&mut self, id: Id) {
-        let now = self.now;
-        if self.link(id).is_some_and(|l| l.waits && l.waits_until(now).is_none()) {
-            self.flush(id);
-        }
     }
 
     pub(super) fn insert(&mut self, fd: OwnedFd, session: Option<Box<Session>>, interest: EventFlags) -> Id {
@@ -301,8 +261,8 @@ impl Io {
 
     pub(super) fn mark(&mut self, id: Id) {
         let Some(link) = self.link(id) else { return };
-        if !link.dirty || link.waits && link.is_full_batch() {
-            (link.dirty, link.waits) = (true, false);
+        if !link.dirty {
+            link.dirty = true;
             self.dirty.push(id.index);
         }
     }

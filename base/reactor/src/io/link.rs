@@ -19,7 +19,6 @@ pub(super) struct Link {
     pub(super) wire: Option<Box<Wire>>,
     /// What became of it where writing failed.
     pub(super) unwritten: Option<Box<Unwritten>>,
-    pub(super) batch: Option<Box<Batch>>,
     /// Received and not yet used.
     pub(super) left: Vec<u8>,
     /// Taken from a listener.
@@ -35,8 +34,6 @@ pub(super) struct Link {
     pub(super) ended: bool,
     /// To be closed when everything is sent.
     pub(super) finishing: bool,
-    /// A timer will write what is there.
-    pub(super) waits: bool,
     pub(super) carrier: Option<&'static dyn Carrier>,
 }
 
@@ -52,14 +49,6 @@ pub(super) struct Unwritten {
     /// None once it was told.
     pub(super) why: Option<Closed>,
     bytes: usize,
-}
-
-/// Output that waits for more to be written with it ([`crate::Io::batch`]).
-pub(super) struct Batch {
-    /// Least time between two writes, in nanoseconds.
-    pub(super) ns: u64,
-    /// When some was written last.
-    pub(super) written_at: u64,
 }
 
 impl Wire {
@@ -94,7 +83,6 @@ impl Link {
             out: Vec::new(),
             wire: None,
             unwritten: None,
-            batch: None,
             left: Vec::new(),
             is_visitor: false,
             left_unsent: 0,
@@ -105,24 +93,8 @@ impl Link {
             dirty: false,
             ended: false,
             finishing: false,
-            waits: false,
             carrier,
         }
-    }
-
-    /// Until when its output waits for more to be written with it.
-    #[inline]
-    pub(super) fn waits_until(&self, now: u64) -> Option<u64> {
-        let batch = self.batch.as_ref()?;
-        let at = batch.written_at + batch.ns;
-        let waits = at > now && !self.out.is_empty() && !self.is_full_batch() && !self.finishing;
-        waits.then_some(at)
-    }
-
-    /// Whether its output is too much to wait for more.
-    #[inline]
-    pub(super) fn is_full_batch(&self) -> bool {
-        self.out.len() >= READ / 4
     }
 
     #[inline]
@@ -196,13 +168,13 @@ impl Link {
     pub(super) fn write(&mut self, kept: usize) -> Result<(), Closed> {
         if let Some(unwritten) = &mut self.unwritten {
             unwritten.bytes += self.out.len();
-            self.out.clear();
+            emptied(&mut self.out, kept);
             return Ok(());
         }
         if let Some(session) = &mut self.session {
             let wire = self.wire.get_or_insert_default();
             let encrypted = session.send(&self.out).and_then(|()| {
-                self.out.clear();
+                emptied(&mut self.out, kept);
                 session.take(&mut wire.bytes)
             });
             encrypted.map_err(Closed::Tls)?;

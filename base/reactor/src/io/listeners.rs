@@ -67,6 +67,7 @@ impl Reactor {
                 handler.opened(&mut self.io, id);
             }
         }
+        self.io.more = true;
     }
 }
 

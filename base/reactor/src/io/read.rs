@@ -38,6 +38,7 @@ impl Reactor {
                 return self.end_input(handler, id, kept, why);
             }
         };
+        let filled = got == room - from;
         let (bytes, tls) = match &mut link.session {
             None => (&self.buffer[..kept + got], false),
             Some(session) => match session.receive(&self.buffer[..got], &mut self.plain) {
@@ -60,6 +61,7 @@ impl Reactor {
                 }
             },
         };
+        self.io.more |= filled;
         let used = if bytes.is_empty() { 0 } else { handler.data(&mut self.io, id, bytes) };
         let rest = &bytes[used.min(bytes.len())..];
         let idle = self.io.idle_kept;
@@ -146,6 +148,7 @@ impl Reactor {
                 return self.io.fail(id, why);
             }
         };
+        let filled = got == READ;
         if let Some(session) = &mut link.session {
             match session.receive(&self.buffer[..got], &mut held) {
                 Ok(_) => self.io.mark(id),
@@ -155,6 +158,7 @@ impl Reactor {
                 }
             }
         }
+        self.io.more |= filled;
         let used = handler.data(&mut self.io, id, &held);
         held.drain(..used.min(held.len()));
         trim(&mut held, self.io.idle_kept);

@@ -86,67 +86,14 @@ fn what_visitors_leave_unread_is_counted_until_they_read_or_go() {
     assert_eq!(io.unsent_to_visitors(), 0);
 }
 
-/// Appends this much, and ends the turn at this time; what the peer has then.
-fn appended(reactor: &mut Reactor, id: Id, peer: &mut UnixStream, now: u64, bytes: usize) -> usize {
-    reactor.io.now = now;
-    reactor.io.output(id).extend_from_slice(&vec![b'x'; bytes]);
-    reactor.io.flush_all();
-    reactor.due(&mut Uses(0));
-    let mut room = vec![0; READ];
-    std::io::Read::read(peer, &mut room).unwrap_or(0)
-}
-
-#[test]
-fn a_batch_is_written_when_its_time_has_come_or_when_it_is_much() {
-    const BATCH: u64 = 1000;
-    let (mut reactor, id, mut peer) = filled(0);
-    peer.set_nonblocking(true).expect("a socket");
-    reactor.io.batch(id, BATCH);
-    let begun = now_ns();
-    // The first after a rest does not wait, what comes soon after it does.
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun, 10), 10);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 1, 10), 0);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH - 1, 10), 0);
-    assert_eq!((reactor.io.timers.next_at(), reactor.io.unsent(id)), (Some(begun + BATCH), 20));
-    // An empty turn at the end of its time.
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH, 0), 20);
-    assert_eq!(reactor.io.timers.next_at(), None);
-    // Much is written when more is appended; the timer finds nothing, and writes nothing of the next batch.
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH + 1, 10), 0);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH + 500, READ / 4), 0);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + BATCH + 501, 1), READ / 4 + 11);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH, 10), 0);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 501, 0), 10);
-    // Nothing waits any more where it is turned off, or where the connection ends.
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 502, 10), 0);
-    reactor.io.batch(id, 0);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 503, 10), 20);
-    assert_eq!(appended(&mut reactor, id, &mut peer, begun + 2 * BATCH + 504, 10), 10);
-    // Turned on again it begins as after a rest. What waits is not forgotten where it is to wait longer than when it
-    // began to.
-    reactor.io.batch(id, BATCH);
-    let written = begun + 2 * BATCH + 505;
-    assert_eq!(appended(&mut reactor, id, &mut peer, written, 10), 10);
-    assert_eq!(appended(&mut reactor, id, &mut peer, written + 1, 10), 0);
-    reactor.io.batch(id, 2 * BATCH);
-    assert_eq!(appended(&mut reactor, id, &mut peer, written + BATCH, 0), 0);
-    assert_eq!(appended(&mut reactor, id, &mut peer, written + BATCH + 1, 10), 0);
-    assert_eq!(appended(&mut reactor, id, &mut peer, written + 2 * BATCH, 0), 20);
-    assert_eq!(appended(&mut reactor, id, &mut peer, written + 2 * BATCH + 1, 10), 0);
-    reactor.io.output(id).extend_from_slice(b"the end");
-    reactor.io.finish(id);
-    reactor.io.flush_all();
-    let mut room = vec![0; READ];
-    assert_eq!(std::io::Read::read(&mut peer, &mut room).expect("the end"), 17);
-}
-
 #[test]
 fn a_connection_holds_a_buffer_only_while_output_waits() {
     let (mut reactor, id, mut peer) = filled(0);
     peer.set_nonblocking(true).expect("a socket");
     let held = |reactor: &mut Reactor| reactor.io.link(id).expect("it is open").out.capacity();
-    for turn in 0..3 {
-        assert_eq!(appended(&mut reactor, id, &mut peer, turn, 100), 100);
+    for _ in 0..3 {
+        reactor.io.output(id).extend_from_slice(b"turn");
+        reactor.io.flush_all();
         assert_eq!((held(&mut reactor), reactor.io.spare.len()), (0, 1), "one buffer for all turns");
     }
     // What the socket leaves over is the connection's own, and gone when it is sent.
@@ -222,4 +169,80 @@ fn what_was_taken_before_the_socket_broke_counts_as_sent() {
     reactor.read(&mut Uses(0), id, EventFlags::IN);
     reactor.io.close(id);
     assert_eq!(reactor.io.never_sent(), 7);
+}
+
+/// Counts the pieces that come, and stops with the last byte.
+struct Pieces {
+    pieces: u64,
+    bytes: usize,
+    last: usize,
+}
+
+impl Handler for Pieces {
+    fn turn(&mut self, _: &mut Io) -> Option<u64> {
+        None
+    }
+    fn opened(&mut self, _: &mut Io, _: Id) {}
+    fn data(&mut self, io: &mut Io, _: Id, bytes: &[u8]) -> usize {
+        self.pieces += 1;
+        self.bytes += bytes.len();
+        if self.bytes == self.last {
+            io.stop();
+        }
+        bytes.len()
+    }
+    fn closed(&mut self, _: &mut Io, _: Id, why: Closed) {
+        panic!("{why}");
+    }
+    fn timer(&mut self, _: &mut Io, _: u64) {}
+}
+
+#[test]
+fn a_paced_loop_takes_what_has_come_meanwhile_at_once() {
+    const PACE: u64 = 10_000_000;
+    const BYTES: usize = 200;
+    let (mut reactor, _, mut peer) = filled(0);
+    let mut count = |pace| {
+        reactor.io.pace(pace);
+        let mut peer = peer.try_clone().expect("a descriptor");
+        let writer = std::thread::spawn(move || {
+            for _ in 0..BYTES {
+                peer.write_all(b"x").expect("the socket has room");
+                std::thread::sleep(std::time::Duration::from_micros(300));
+            }
+        });
+        let begun = now_ns();
+        let mut pieces = Pieces { pieces: 0, bytes: 0, last: BYTES };
+        let slept = reactor.io.slept_ns();
+        reactor.run(&mut pieces).expect("epoll");
+        writer.join().expect("it has written");
+        let took = now_ns() - begun;
+        assert!(reactor.io.slept_ns() - slept <= took);
+        (pieces.pieces, took)
+    };
+    let (pieces, took) = count(PACE);
+    assert!(pieces <= took / PACE + 2, "{pieces} in {} ms", took / 1_000_000);
+    let (unpaced, _) = count(0);
+    assert!(unpaced > pieces, "{unpaced} and {pieces}");
+    peer.flush().expect("a socket");
+}
+
+#[test]
+fn what_a_paced_turn_could_not_take_does_not_wait() {
+    const TURNS: u64 = 40;
+    let bytes = READ * TURNS as usize;
+    let (mut reactor, _, mut peer) = filled(0);
+    // A second: waiting between two turns would take most of a minute.
+    reactor.io.pace(1_000_000_000);
+    let writer = std::thread::spawn(move || {
+        peer.write_all(&vec![b'x'; bytes]).expect("it is read");
+        peer
+    });
+    // Read when all that a socket holds is there, so that each read but the last is full.
+    let mut pieces = Pieces { pieces: 0, bytes: 0, last: bytes };
+    let begun = now_ns();
+    reactor.run(&mut pieces).expect("epoll");
+    let took = now_ns() - begun;
+    writer.join().expect("it has written");
+    assert!(took < TURNS / 2 * 1_000_000_000, "{} turns took {} ms", pieces.pieces, took / 1_000_000);
 }

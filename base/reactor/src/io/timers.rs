@@ -1,5 +1,5 @@
-//! Timers: the handler's own, the deadlines of connections that are not yet established, the ends of batches, and the
-//! retries of listeners; and the timerfd that wakes the loop for the earliest of them.
+//! Timers: the handler's own, the deadlines of connections that are not yet established, and the retries of
+//! listeners; and the timerfd that wakes the loop for the earliest of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +15,6 @@ use crate::{Closed, Handler, Id};
 pub(super) enum Due {
     Key(u64),
     Connect { index: u32, generation: u32 },
-    Write { index: u32, generation: u32 },
     Listen(usize),
 }
 
@@ -106,7 +105,6 @@ impl Reactor {
                         self.io.fail(id, Closed::Connect(late));
                     }
                 }
-                Due::Write { index, generation } => self.io.flush_batch(Id { index, generation }),
                 Due::Listen(number) => self.io.resume_listening(number),
             }
         }

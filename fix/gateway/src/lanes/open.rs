@@ -1,6 +1,6 @@
 //! A connection from its dial to its greeting, and back to the pool.
 
-use crate::clock::{MS, US};
+use crate::clock::MS;
 use crate::config::Read;
 use crate::ids::{LaneId, SetId};
 use crate::own::Share;
@@ -344,9 +344,6 @@ impl Worker {
         l.state = State::Ready;
         l.backoff.succeeded();
         l.down_since = None;
-        if let (true, Some(connection)) = (l.is_shared(), l.connection) {
-            io.batch(connection, self.config.batch_us * US);
-        }
         if self.is_spare(lane) {
             return self.spare_opened(lane);
         }

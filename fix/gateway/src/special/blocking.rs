@@ -160,7 +160,9 @@ impl Worker {
     /// The connection that this client had alone is gone, and with it what the server knew of it.
     pub fn lost_own_lane(&mut self, io: &mut Io, lane: LaneId, whom: Whom) {
         let Some(client) = self.client(whom) else { return self.close_lane(io, lane) };
-        if let Some(stream) = client.rare.stream.as_mut().filter(|s| s.lane == Some(lane)) {
+        if let Some(rare) = client.rare.changed()
+            && let Some(stream) = rare.stream.as_mut().filter(|s| s.lane == Some(lane))
+        {
             stream.lane = None;
         }
         if client.subscriber.lanes.contains(&lane) {

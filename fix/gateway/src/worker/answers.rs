@@ -79,6 +79,7 @@ impl Worker {
         }
         if client.pending.is_empty() {
             client.barrier = false;
+            client.rare.settle();
             if self.draining.is_some() {
                 self.parting.push(whom);
             }
@@ -130,7 +131,9 @@ impl Worker {
     pub fn overtakes(&mut self, flight: &Flight) {
         if let Some(client) = self.client(flight.whom) {
             let same = |slot: u16| slot == flight.slot || slot == NO_SLOT || flight.slot == NO_SLOT;
-            client.rare.overtaken |= client.rare.waiting.iter().any(|w| same(w.again.flight.slot));
+            if client.rare.waiting.iter().any(|w| same(w.again.flight.slot)) {
+                client.rare.overtaken = true;
+            }
         }
     }
 

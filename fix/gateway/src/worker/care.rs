@@ -1,7 +1,7 @@
 //! What is looked over every few milliseconds.
 
 use super::*;
-use crate::clock::US;
+use crate::config::Batch;
 use crate::session::*;
 use crate::shared::{Message, Notice};
 use std::sync::Arc;
@@ -38,6 +38,7 @@ impl Worker {
         self.unconfirmed.stir();
         self.some_wait = self.some_wait && self.everyone().any(|c| !c.rare.waiting.is_empty());
         self.look_after_lanes(io);
+        self.keep_pace(io);
         self.look_for_stuck(io);
         if self.now > self.published_at + 1000 * MS {
             self.published_at = self.now;
@@ -68,9 +69,12 @@ impl Worker {
     pub(super) fn catch_up(&mut self, io: &mut Io) {
         let settings = self.shared.settings_version.load(Ordering::Acquire);
         if settings != self.seen_settings {
-            self.seen_settings = settings;
-            self.config = self.shared.config();
-            self.batch_shared(io, self.config.batch_us * US);
+            let seen = std::mem::replace(&mut self.seen_settings, settings);
+            let before = std::mem::replace(&mut self.config, self.shared.config());
+            if seen == 0 || before.batch_us != self.config.batch_us {
+                self.pace.ns = self.config.batch_us.fixed_ns();
+                io.pace(self.pace.ns);
+            }
             let table = self.shared.table();
             if !table.same_numbers(&self.table) {
                 self.stats.commands_by.clear();
@@ -120,6 +124,7 @@ impl Worker {
     pub fn publish_stats(&mut self) {
         self.stats.clients = self.clients_now as u64;
         self.stats.lanes = self.lanes.iter().filter(|l| !l.free && l.connection.is_some()).count() as u64;
+        self.stats.batching = u64::from(self.pace.ns > 0);
         self.shared.publish(self.number, &self.stats);
     }
 
@@ -177,10 +182,12 @@ impl Worker {
         }
     }
 
-    /// How long output for servers may wait, on connections that are open already.
-    fn batch_shared(&self, io: &mut Io, ns: u64) {
-        for connection in self.lanes.iter().filter(|l| !l.free && l.is_shared()).filter_map(|l| l.connection) {
-            io.batch(connection, ns);
+    /// Decides anew how long commands wait for each other, where that is left to the gateway.
+    fn keep_pace(&mut self, io: &mut Io) {
+        let decided = self.pace.decide(self.now, io.slept_ns(), self.stats.commands);
+        if let (Batch::Auto, Some(ns)) = (self.config.batch_us, decided) {
+            self.pace.ns = ns;
+            io.pace(ns);
         }
     }
 
@@ -200,8 +207,6 @@ impl Worker {
         }
         if self.clients_now == 0 {
             self.publish_stats();
-            // What was taken from clients that are gone is written with this turn, the last.
-            self.batch_shared(io, 0);
             io.stop();
         }
     }

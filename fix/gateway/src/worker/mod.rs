@@ -29,6 +29,7 @@ use crate::gather::Gathers;
 use crate::ids::{IdentityId, LaneId, Places, SetId};
 use crate::map::Map;
 use crate::own::Most;
+use crate::pace::Pace;
 use crate::parcel::Parcel;
 use crate::pauses::{Halt, Pauses};
 use crate::request::{Allowed, Range};
@@ -145,6 +146,8 @@ pub struct Worker {
     pub unread: usize,
     /// Bytes of answers that came before their turn, all clients together.
     pub parked: usize,
+    /// What it did lately.
+    pub pace: Pace,
 }
 
 /// What becomes of a request that is too long to wait for.
@@ -210,6 +213,7 @@ impl Worker {
             clients_now: 0,
             unread: 0,
             parked: 0,
+            pace: Pace::default(),
             shared,
         };
         worker.banned.resize(worker.map.servers.len(), 0);

@@ -15,7 +15,9 @@ impl Worker {
     pub(super) fn client_data(&mut self, io: &mut Io, index: usize, bytes: &[u8]) -> usize {
         let mut used = 0;
         let Some(client) = self.clients[index].as_mut() else { return bytes.len() };
-        client.seen = self.now;
+        let before = std::mem::replace(&mut client.seen, self.now);
+        // One that has just come was seen, and has said nothing.
+        self.pace.hear(if client.commands == 0 { 0 } else { before });
         if client.leaving == Leaving::WhenAnswered {
             return bytes.len();
         }

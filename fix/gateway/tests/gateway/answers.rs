@@ -120,7 +120,7 @@ fn random_commands_get_the_same_answers_as_from_the_server_itself() {
         let behind = standalone(name);
         let gateway = gate(&behind.url(), |_| {});
         differential(&gateway, &direct, 2, "", 1, 150);
-        differential(&gate(&behind.url(), |config| config.batch_us = 200), &direct, 2, "", 3, 50);
+        differential(&gate(&behind.url(), |config| config.batch_us = Batch::Us(200)), &direct, 2, "", 3, 50);
         if name != "redis-5.0" {
             differential(&gateway, &direct, 3, "", 2, 150);
         }

@@ -121,7 +121,7 @@ fn reads_are_rare(gateway: &Gateway, server: &Server) -> bool {
 #[test]
 fn commands_of_many_clients_are_written_together_where_they_may_wait() {
     let server = standalone("valkey-9.1");
-    assert!(reads_are_rare(&gate(&server.url(), |config| config.batch_us = 10_000), &server));
+    assert!(reads_are_rare(&gate(&server.url(), |config| config.batch_us = Batch::Us(10_000)), &server));
     // Of a connection that is there already.
     let dir = std::env::temp_dir().join(format!("unslow-gateway-batch-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -134,9 +134,11 @@ fn commands_of_many_clients_are_written_together_where_they_may_wait() {
     let gateway = Gateway::start(Start { config, target, options: options(3), reread, log }).unwrap();
     let mut operator = client(&gateway);
     operator.call(&["SET", "k", "v"]).unwrap();
-    std::fs::write(&file, text + "batch_us = 10000\n").unwrap();
-    operator.call(&["UNSLOW", "RELOAD"]).unwrap();
-    until("the thread to have the new setting", || reads_are_rare(&gateway, &server));
+    for (setting, rare) in [("10000", true), ("\"auto\"", false), ("10000", true), ("0", false)] {
+        std::fs::write(&file, format!("{text}batch_us = {setting}\n")).unwrap();
+        operator.call(&["UNSLOW", "RELOAD"]).unwrap();
+        until(&format!("the thread to have {setting}"), || reads_are_rare(&gateway, &server) == rare);
+    }
     drop(gateway);
     std::fs::remove_dir_all(&dir).unwrap();
 }
