@@ -24,7 +24,7 @@ pub enum Read {
 }
 
 /// Least time between two turns of a thread: commands and answers that come meanwhile are taken and written together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Batch {
     /// Decided every 50 ms: 0.1 ms or less from when the thread is busy half of the time and has many clients, 0 from
     /// when it is busy a quarter of the time.
@@ -39,6 +39,16 @@ impl Batch {
         match self {
             Batch::Auto => 0,
             Batch::Us(us) => us.saturating_mul(US),
+        }
+    }
+}
+
+/// As in the file of settings: UNSLOW SHOW CONFIG says it to people.
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Batch::Auto => std::fmt::Debug::fmt("auto", f),
+            Batch::Us(us) => std::fmt::Debug::fmt(us, f),
         }
     }
 }

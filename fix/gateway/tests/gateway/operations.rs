@@ -138,6 +138,8 @@ fn commands_of_many_clients_are_written_together_where_they_may_wait() {
         std::fs::write(&file, format!("{text}batch_us = {setting}\n")).unwrap();
         operator.call(&["UNSLOW", "RELOAD"]).unwrap();
         until(&format!("the thread to have {setting}"), || reads_are_rare(&gateway, &server) == rare);
+        let shown = operator.call(&["UNSLOW", "SHOW", "CONFIG"]).unwrap().text().unwrap();
+        assert!(shown.contains(&format!("batch_us: {setting},")), "{shown}");
     }
     drop(gateway);
     std::fs::remove_dir_all(&dir).unwrap();
