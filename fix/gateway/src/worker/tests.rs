@@ -576,3 +576,20 @@ fn clients_beyond_max_clients_are_refused_and_a_freed_place_is_reused() {
     rig.says(third, "PING\r\n");
     assert_eq!(rig.told(third), "+PONG\r\n");
 }
+
+#[test]
+fn new_settings_leave_a_decided_wait_unless_they_say_another() {
+    use crate::config::Batch::{Auto, Us};
+    let mut rig = Rig::halves(Config { batch_us: Auto, ..Config::default() });
+    rig.turn();
+    let mut reload = |batch_us, decided| {
+        rig.worker.pace.ns = decided;
+        *rig.worker.shared.config.lock().unwrap() = Arc::new(Config { batch_us, ..Config::default() });
+        rig.worker.shared.settings_version.fetch_add(1, Ordering::AcqRel);
+        rig.worker.catch_up(rig.reactor.io());
+        rig.worker.pace.ns
+    };
+    assert_eq!(reload(Auto, 70_000), 70_000, "as decided");
+    assert_eq!(reload(Us(30), 70_000), 30_000);
+    assert_eq!(reload(Auto, 30_000), 0, "to be decided anew");
+}
