@@ -3,7 +3,7 @@
 # bench/runs/DATE-HOST/bypass.md.
 #
 # What it can show: ratios and CPU a request on two processors; every reply is verified. What it cannot: a network card; more
-# processors (a stack process of its own needs a third). Takes about twelve minutes; PARTS="sockmap idle"
+# processors (a stack process of its own needs a third). Takes about half an hour; PARTS="sockmap idle"
 # and NAME=bypass-some make a part of it, in a file of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."

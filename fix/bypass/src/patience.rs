@@ -224,7 +224,7 @@ impl Patience {
         }
     }
 
-    /// It gave its processor to somebody who needed it.
+    /// It yielded its processor, and something else used it.
     pub fn gave_way(&self) {
         self.crowded.store(CROWDED, Ordering::Relaxed);
     }

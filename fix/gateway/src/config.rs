@@ -29,7 +29,7 @@ pub enum Batch {
     /// Decided every 50 ms: 0.1 ms or less from when the thread is busy half of the time and has many clients, 0 from
     /// when it is busy a quarter of the time.
     Auto,
-    /// So many microseconds; 0 for no limit.
+    /// In microseconds; 0 for no limit.
     Us(u64),
 }
 

@@ -7,10 +7,11 @@ use crate::clock::{MS, US};
 const PERIOD: u64 = 50 * MS;
 /// A command waits no longer than this, and its answer no longer than this again.
 const LONGEST: u64 = 100 * US;
-/// Nor longer than this part of the time between two commands of a client, on average: clients that send one after the
-/// other are slowed down by an eighth at most, and a lone one not at all.
+/// Nor longer than this part of the average time between two commands of a client. Clients that all send one command
+/// after the other are slowed down by an eighth at most. One that is much faster than the others is slowed down by
+/// more, but never by more than twice [`LONGEST`] a command.
 const PART: u64 = 16;
-/// So many commands have to come meanwhile; fewer are not worth it.
+/// Waiting is not worth it for fewer commands than this.
 const MANY: u64 = 5;
 
 /// What a thread did since it was last decided, and what was decided.
@@ -91,7 +92,7 @@ mod tests {
             (0.6, 14_000, 500, 0, "a thread that sleeps"),
             (0.3, 4_000, 500, 0, "too few come in time"),
             (0.3, 0, 0, 0, "nothing"),
-            (0.3, 100_000, 50, 0, "pipelines wait for nobody"),
+            (0.3, 100_000, 50, 0, "pipelines do not wait"),
         ] {
             assert_eq!(wait(slept, commands, active, false), us, "{why}");
         }

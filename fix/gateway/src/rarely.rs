@@ -10,7 +10,7 @@ pub trait Resting: Sized + 'static {
     fn is_at_rest(&self) -> bool;
 }
 
-/// A `T` that takes memory of its own only from the first change on, which is the first use as `&mut T`.
+/// A `T` that takes memory only once it is changed. Using it as `&mut T` counts as a change.
 pub struct Rarely<T>(Option<Box<T>>);
 
 impl<T: Resting + Default> Rarely<T> {
@@ -19,9 +19,14 @@ impl<T: Resting + Default> Rarely<T> {
         self.0.take().map_or_else(T::default, |changed| *changed)
     }
 
-    /// To change it, where it is not at rest as far as anybody knows.
+    /// To change it where it has memory already; `None` where it has none, and so is at rest.
     pub fn changed(&mut self) -> Option<&mut T> {
         self.0.as_deref_mut()
+    }
+
+    #[cfg(test)]
+    pub fn has_memory(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Frees its memory if it is at rest again.
@@ -73,16 +78,15 @@ mod tests {
         let mut words: Rarely<Words> = Rarely::default();
         assert_eq!(size_of_val(&words), 8);
         assert!(words.deref().0.is_empty() && words.is_at_rest());
-        let has_memory = |words: &Rarely<Words>| words.0.as_ref().is_some();
         words.settle();
         assert!(words.changed().is_none());
-        assert!(!has_memory(&words), "reading and settling change nothing");
+        assert!(!words.has_memory(), "reading and settling change nothing");
         words.deref_mut().0.push(b'x');
         words.settle();
-        assert!(has_memory(&words) && words.deref().0 == b"x");
+        assert!(words.has_memory() && words.deref().0 == b"x");
         words.deref_mut().0.clear();
         words.settle();
-        assert!(!has_memory(&words));
+        assert!(!words.has_memory());
         assert!(words.take().0.is_empty());
     }
 }

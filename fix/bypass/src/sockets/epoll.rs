@@ -375,7 +375,7 @@ impl Epoll {
         }
     }
 
-    /// Its doorbell, whoever sleeps.
+    /// Rings its doorbell, whichever thread sleeps on it.
     fn ring(&self) {
         if let Some(waiter) = self.waiter.get().filter(|_| !self.is_forgotten()) {
             let one = 1u64;

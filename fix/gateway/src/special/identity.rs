@@ -264,7 +264,7 @@ impl Worker {
         let Some(client) = self.client(whom) else { return };
         let dedicated = [client.pin.take(), client.aside.take()].into_iter().flatten();
         let lanes: Vec<LaneId> = client.subscriber.take().lanes.into_iter().chain(dedicated).collect();
-        client.end_transaction();
+        client.watch = Watch::Nothing;
         client.end_doing();
         client.rename(Vec::new());
         (client.proto, client.db, client.bulky) = (2, db, false);

@@ -8,7 +8,7 @@ use crate::session::State;
 use crate::worker::tests::{A, Rig};
 
 /// A confirmation in RESP2, or `>` in RESP3.
-fn confirmation(proto: u8, word: &str, name: &str, count: usize) -> String {
+pub(super) fn confirmation(proto: u8, word: &str, name: &str, count: usize) -> String {
     let kind = if proto == 3 { '>' } else { '*' };
     format!("{kind}3\r\n${}\r\n{word}\r\n${}\r\n{name}\r\n:{count}\r\n", word.len(), name.len())
 }

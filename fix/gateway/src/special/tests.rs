@@ -27,6 +27,38 @@ fn a_transaction_uses_a_pooled_dedicated_connection() {
 }
 
 #[test]
+fn what_is_over_takes_no_memory_any_more() {
+    let mut rig = Rig::alone();
+    let client = rig.client(None);
+    let memory = |rig: &Rig| {
+        let client = rig.worker.everyone().next().expect("it is there");
+        (client.rare.has_memory(), client.subscriber.has_memory(), client.names.has_memory())
+    };
+    assert_eq!(memory(&rig), (false, false, false));
+    rig.says(client, "MULTI\r\nSET k v\r\n");
+    rig.asked(0);
+    assert_eq!(memory(&rig), (true, false, false));
+    rig.answers(0, "+OK\r\n+QUEUED\r\n");
+    rig.says(client, "EXEC\r\n");
+    rig.answers(0, "*1\r\n+OK\r\n");
+    assert_eq!(memory(&rig), (false, false, false), "after a transaction");
+    rig.says(client, "CLIENT SETNAME me\r\n");
+    assert_eq!(memory(&rig), (false, false, true));
+    rig.says(client, "CLIENT SETNAME \"\"\r\n");
+    assert_eq!(memory(&rig), (false, false, false), "without a name");
+    rig.says(client, "MULTI\r\nCLIENT SETNAME me\r\n");
+    rig.says(client, "RESET\r\n");
+    assert_eq!(memory(&rig), (false, false, false), "after RESET");
+    rig.says(client, "SUBSCRIBE c\r\n");
+    rig.asked(0);
+    assert_eq!(memory(&rig), (false, true, false));
+    rig.confirms(client, &super::pubsub_tests::confirmation(2, "subscribe", "c", 1));
+    rig.says(client, "UNSUBSCRIBE c\r\n");
+    rig.confirms(client, &super::pubsub_tests::confirmation(2, "unsubscribe", "c", 0));
+    assert_eq!(memory(&rig), (false, false, false), "without subscriptions");
+}
+
+#[test]
 fn a_transaction_is_aborted_when_its_connection_breaks_and_is_never_resent() {
     let mut rig = Rig::halves(Config::default());
     let [key, ..] = rig.keys(0);

@@ -182,7 +182,7 @@ impl Worker {
         }
     }
 
-    /// Decides anew how long commands wait for each other, where that is left to the gateway.
+    /// Updates how long commands wait for each other if `batch_us` is `"auto"`.
     fn keep_pace(&mut self, io: &mut Io) {
         let decided = self.pace.decide(self.now, io.slept_ns(), self.stats.commands);
         if let (Batch::Auto, Some(ns)) = (self.config.batch_us, decided) {

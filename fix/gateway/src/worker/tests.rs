@@ -591,5 +591,5 @@ fn new_settings_leave_a_decided_wait_unless_they_say_another() {
     };
     assert_eq!(reload(Auto, 70_000), 70_000, "as decided");
     assert_eq!(reload(Us(30), 70_000), 30_000);
-    assert_eq!(reload(Auto, 30_000), 0, "to be decided anew");
+    assert_eq!(reload(Auto, 30_000), 0, "the next period decides");
 }

@@ -173,7 +173,7 @@ unsafe fn wait_here(
         if n != 0 || late || epoll.hidden.load(Ordering::Acquire) == 0 && timeout_ns.is_some() {
             return n;
         }
-        // So may others, of whom nobody knows that they sleep: each passes it on.
+        // Other threads may sleep in it too, and nothing says so: each one passes the ring on.
         epoll.ring();
     }
     let Some(waiter) = epoll.waiter() else {
